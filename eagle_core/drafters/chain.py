@@ -1,0 +1,83 @@
+"""Classic speculative decoding: a smaller language model of the same vocabulary drafts a chain.
+
+Greedy drafts (`chain`) are verified by the draw rule like everything else. Sampled drafts (`chain-sampled`) carry the
+distribution they were sampled from and are verified with min(1, p/q).
+
+Source: Leviathan et al. 2023; Chen et al. 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
+from eagle_core.target import Session, Target
+from eagle_core.tree import DraftTree, path_tree
+from eagle_core.verify import Noise, Sampling, processed
+
+__all__ = ["Chain"]
+
+
+class Chain(Drafter):
+    """Drafts with `draft`, a language model whose ids mean the target's tokens.
+
+    Args:
+        draft: the draft model; it keeps a cache of its own.
+        vocab_size: width of the target's logits; padding rows that only one of the two has are never drafted.
+        sampled: sample the drafts from the processed draft distribution instead of taking the likeliest.
+    """
+
+    def __init__(self, draft: Target, vocab_size: int, *, sampled: bool) -> None:
+        self.draft = draft
+        self.rule = "ratio" if sampled else "draw"
+        self.context = draft.context
+        self._vocab = vocab_size
+        self._sampled = sampled
+        self._session: Session | None = None
+
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
+        if self._session is not None:
+            self.draft.release(self._session)
+        self._session = self.draft.session(capacity + settings.depth)
+        self._sampling = sampling
+        self._noise = Noise(sampling.seed, self.draft.device)
+        self._drafted = 0  # drafts of the last chain
+        self._read = 0  # tokens of text the draft model had read when it drafted them
+
+    @property
+    def _keeps_proposal(self) -> bool:
+        return self._sampled and not self._sampling.greedy
+
+    def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
+        session = self._session
+        assert session is not None, "reset comes before propose"
+        # All drafts but the last were fed while drafting; those that were accepted need no second reading.
+        accepted = len(feedback.tokens) - 1
+        session.cache.length = self._read + min(accepted, max(self._drafted - 1, 0)) if self._read else 0
+        unread = torch.tensor(feedback.ids[session.cache.length :])
+        room = min(settings.depth, settings.total_token - 1)
+        self._read, self._drafted = len(feedback.ids), room
+        logits, _ = session.prefill(unread.to(self.draft.device, non_blocking=True))
+        tokens, confidence, proposal = [feedback.root], [logits.new_ones(1)], []
+        for d in range(room):
+            if d:
+                logits, _ = session.prefill(tokens[-1])
+            logits = logits[:, : self._vocab]
+            q = processed(logits, self._sampling) if self._keeps_proposal else logits.softmax(-1)
+            token = logits.argmax(-1)
+            if self._keeps_proposal:
+                noise = self._noise.exponential(feedback.position + 1 + d, q.shape[-1], stream=1)
+                token = (q / noise).argmax(-1)
+            tokens.append(token)
+            confidence.append(q.gather(1, token[:, None])[:, 0])
+            proposal.append(F.pad(q, (0, self._vocab - q.shape[-1])))
+        chain = torch.cat(tokens), torch.cat(confidence), max(room, 1)
+        if not self._keeps_proposal or not room:
+            return path_tree(*chain)
+        return path_tree(*chain, torch.cat((*proposal, torch.zeros_like(proposal[0]))))
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.draft.name, "context": self.draft.context, "dtype": str(self.draft.dtype).removeprefix("torch.")}

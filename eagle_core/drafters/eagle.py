@@ -1,0 +1,113 @@
+"""EAGLE-1, EAGLE-2 and EAGLE-3: one drafter; the head decides what is read, the growth decides the tree's shape.
+
+Each step begins with the *extend*: the pairs (feature, next token) of the tokens just committed enter the head's
+cache, where earlier steps' guessed features never stay. The last pair's output drafts level 1; deeper levels run the
+beam on the head's own outputs, in scratch rows behind the committed ones:
+
+    committed pairs 0 … L−1 │ level 1: position L │ level 2: position L+1 │ …
+                            └ each node sees the committed pairs, its ancestors and itself
+
+Source: EAGLE §4, EAGLE-2 §4, EAGLE-3 §3; `topK_genrate` of the reference implementation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
+from eagle_core.growth import EAGLE1_TREE, Template, grow_dynamic, grow_template
+from eagle_core.heads import EagleHead, HeadCache
+from eagle_core.tree import DraftTree
+from eagle_core.verify import Sampling
+
+__all__ = ["Eagle"]
+
+_EXTEND_CHUNK = 1024  # pairs of one extend forward; only the first extend of a long prompt is longer
+
+
+class Eagle(Drafter):
+    """Drafts trees with an EAGLE head.
+
+    Args:
+        head: the trained head, attached to the target (`checkpoints.load_head`).
+        static: fill EAGLE-1's template instead of growing.
+    """
+
+    def __init__(self, head: EagleHead, *, static: bool = False) -> None:
+        self.head = head.eval()
+        self.capture = head.config.capture
+        self.context = head.config.max_position_embeddings
+        if head.draft_to_target is not None:
+            every = torch.zeros(head.config.vocab_size, dtype=torch.bool, device=head.draft_to_target.device)
+            self.draftable = every.index_fill_(0, head.draft_to_target, True)
+        self._static = static
+        self._cache: HeadCache | None = None
+
+    def _template(self, settings: TreeSettings) -> Template:
+        template = EAGLE1_TREE if settings.static_tree is None else Template.parse(settings.static_tree)
+        return template.cut(settings.depth, self.head.config.draft_vocab_size)
+
+    def nodes(self, settings: TreeSettings) -> int:
+        return len(self._template(settings).paths) + 1 if self._static else settings.total_token
+
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
+        scratch = len(self._template(settings).paths) if self._static else settings.top_k * settings.depth
+        room = capacity + scratch
+        weight = self.head.layers[0].mlp.down_proj.weight
+        if self._cache is None or self._cache.capacity < room:
+            self._cache = HeadCache(self.head.config, -(-room // 256) * 256, weight.device, weight.dtype)
+        self._cache.length = 0
+
+    def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
+        assert self._cache is not None, "reset comes before propose"
+        assert self._cache.length + len(feedback.tokens) == feedback.position, "the head missed a step"
+        growing = _Growing(self.head, self._cache, feedback)
+        if self._static:
+            return grow_template(growing, feedback.root, self._template(settings))
+        return grow_dynamic(growing, feedback.root, settings)
+
+    def describe(self) -> dict[str, Any]:
+        config = self.head.config
+        return {
+            "family": config.family,
+            "capture": list(config.capture),
+            "draft_vocab_size": config.draft_vocab_size,
+            "context": config.max_position_embeddings,
+        }
+
+
+class _Growing:
+    """One step's drafting: the extend, then a forward a level (`growth.Expand`)."""
+
+    def __init__(self, head: EagleHead, cache: HeadCache, feedback: Feedback) -> None:
+        self.head, self.cache = head, cache
+        self.to_target = head.draft_to_target
+        tokens = torch.cat((feedback.tokens[1:], feedback.root))
+        g = head.fuse(feedback.features.to(cache.rows.dtype))
+        for part_g, part_tokens in zip(g.split(_EXTEND_CHUNK), tokens.split(_EXTEND_CHUNK), strict=True):
+            cache.start, cache.mask = cache.length, None
+            positions = torch.arange(cache.length, cache.length + len(part_tokens), device=tokens.device)
+            state, read = head(part_tokens[None], part_g[None], positions[None], cache)
+            cache.length += len(part_tokens)
+        self.state, self.read = state[0, -1:], read[0, -1:]  # of the nodes run last
+        self.visible = torch.zeros(1, 0, dtype=torch.bool, device=tokens.device)  # scratch rows each of them sees
+
+    def first(self) -> Tensor:
+        return self._logp()
+
+    def level(self, parents: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        count, committed = len(tokens), self.cache.length
+        own = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        self.cache.start = committed + self.visible.shape[1]
+        self.visible = torch.cat((self.visible[parents], own), 1)
+        self.cache.mask = torch.cat((own.new_ones(count, committed), self.visible), 1)
+        positions = torch.full((1, count), committed + depth - 1, device=tokens.device)
+        state, read = self.head(tokens[None], self.state[parents][None], positions, self.cache)
+        self.state, self.read = state[0], read[0]
+        return self._logp()
+
+    def _logp(self) -> Tensor:
+        return self.head.logits(self.read).float().log_softmax(-1)

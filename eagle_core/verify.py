@@ -1,0 +1,213 @@
+"""The one verb: draw and walk.
+
+The target draws one token at every node of the tree, from that node's own *processed* distribution; then we
+walk from the root to the child that equals the draw, as long as there is one. Where the walk ends, the draw
+itself is the *bonus* token. Every emitted token is therefore a draw of the target given the text before it:
+the output is the target's by construction, whatever was drafted, greedy and sampled alike.
+
+    node   draw        child equal to the draw?
+    root   " cat"      yes: walk on
+    " cat" " sat"      yes: walk on
+    " sat" " down"     no                      → emit " cat", " sat" and the bonus " down"
+
+The noise of a draw is keyed by *(seed, absolute position)*, not by node or by step, so plain decoding with the
+same seed draws the same tokens: every method prints the same text as vanilla at any temperature. In
+distribution this is the q = 1 rule (accept a candidate with probability p, else strike it out and renormalise).
+
+Drafts that were *sampled* from a known q may be verified by the ratio rule instead: accept with
+min(1, p/q), else draw from the normalised positive part of p − q. It is expressed as draws too
+(`ratio_draws`), so the walk is the same; it keeps the target's distribution, not vanilla's very tokens.
+
+Sources: Leviathan et al. 2023 (Algorithm 1), EAGLE §4.3; the order of processors is transformers'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from eagle_core.errors import InvalidRequest
+from eagle_core.tree import DraftTree
+
+__all__ = ["Noise", "Sampling", "draws", "processed", "ratio_draws", "walk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target's distribution is processed before a draw, in transformers' order: temperature, top-k,
+    top-p, min-p. Temperature 0 is greedy and ignores the rest. `top_k` 0 and `top_p` 1 and `min_p` 0 are off.
+
+    Raises `InvalidRequest` for values outside their range."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
+            raise InvalidRequest(f"temperature is {self.temperature}; choose 0 (greedy) to 100")
+        if self.top_k < 0:
+            raise InvalidRequest(f"top-k sampling is {self.top_k}; choose 0 (off) or a number of tokens to keep")
+        if not 0 <= self.top_p <= 1:
+            raise InvalidRequest(f"top-p is {self.top_p}; choose 0 to 1, 1 is off")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidRequest(f"min-p is {self.min_p}; choose 0 to 1, 0 is off")
+        if not 0 <= self.seed < 1 << 63:
+            raise InvalidRequest(f"seed is {self.seed}; choose a number from 0 to 2**63 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def processed(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that is drawn from: the one definition for drafting, verification and display.
+
+    Args:
+        logits: [N, V].
+        sampling: at temperature 0 the result is one-hot at the (lowest-numbered) argmax.
+
+    Returns:
+        [N, V] float32, rows sum to 1.
+    """
+    logits = logits.float()
+    if sampling.greedy:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        floor = logits.topk(sampling.top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < floor, -torch.inf)
+    if sampling.top_p < 1:
+        logits = logits.masked_fill(logits < _nucleus_floor(logits, sampling.top_p), -torch.inf)
+    probs = logits.softmax(-1)
+    if sampling.min_p > 0:
+        probs = probs.masked_fill(probs < sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+def _nucleus_floor(logits: Tensor, top_p: float) -> Tensor:
+    """The lowest logit of the nucleus: a token stays while the likelier ones together hold less than `top_p`.
+
+    A full sort of N × V costs more than a target forward on a CPU and the nucleus is almost always small, so there
+    the likeliest 1024 are tried first. An accelerator sorts at once: looking at the result would stall it.
+
+    Returns: [N, 1].
+    """
+    total = logits.logsumexp(-1, keepdim=True)
+    vocab = logits.shape[-1]
+    sizes = (1024, vocab) if logits.device.type == "cpu" and vocab > 1024 else (vocab,)
+    for size in sizes:
+        top = logits.topk(size, -1).values if size < vocab else logits.sort(-1, descending=True).values
+        probs = (top - total).exp()
+        before = probs.cumsum(-1) - probs
+        keep = before < top_p
+        keep[:, 0] = True
+        if size == vocab or bool((~keep[:, -1]).all()):
+            break
+    return top.gather(-1, keep.sum(-1, keepdim=True) - 1)
+
+
+class Noise:
+    """Random rows keyed by (seed, position, stream), the same on every call: no state but a small memory.
+
+    torch's global generator is never touched. Streams keep the target's draws apart from the drafter's.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._device = device
+        self._generator = torch.Generator(device)
+        self._rows: dict[tuple[int, int], Tensor] = {}
+
+    def _key(self, position: int, stream: int) -> torch.Generator:
+        x = (self._seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + stream * 0x8CB92BA72F3D8DD7) % (1 << 64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # the finaliser of splitmix64
+            x = (x ^ (x >> shift)) * factor % (1 << 64)
+        return self._generator.manual_seed((x ^ (x >> 31)) >> 1)
+
+    def exponential(self, position: int, vocab: int, stream: Literal[0, 1] = 0) -> Tensor:
+        """[V] float32 exponential variates: `argmax(p / e)` draws from p. Stream 0: target, 1: drafter."""
+        row = self._rows.get((position, stream))
+        if row is None:
+            row = torch.empty(vocab, device=self._device)
+            row.exponential_(generator=self._key(position, stream)).clamp_min_(1e-30)
+            self._rows[position, stream] = row
+            for old in [k for k in self._rows if k[0] < position - 64]:
+                del self._rows[old]
+        return row
+
+    def uniform(self, position: int) -> Tensor:
+        """[1] float32 in [0, 1): the coin that accepts or rejects a draft of the token at `position`."""
+        return torch.rand(1, device=self._device, generator=self._key(position, 2))
+
+
+def draws(logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, noise: Noise, max_depth: int) -> tuple[
+    Tensor, Tensor | None
+]:
+    """What the target draws at every node.
+
+    Args:
+        logits: [N, V], the target's, one row a node.
+        tree: the verified tree.
+        position: absolute position of the root.
+        sampling: how to process the logits.
+        noise: the keyed noise of this answer.
+        max_depth: an upper bound of the tree's depth, known on the host.
+
+    Returns:
+        choices [N] int64, and the processed distributions [N, V], or None when greedy (they are one-hot).
+    """
+    if sampling.greedy:
+        return logits.argmax(-1), None
+    probs = processed(logits, sampling)
+    vocab = logits.shape[-1]
+    rows = torch.stack([noise.exponential(position + 1 + d, vocab) for d in range(max_depth + 1)])
+    return (probs / rows[tree.depth]).argmax(-1), probs
+
+
+def ratio_draws(logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, noise: Noise, max_depth: int) -> tuple[
+    Tensor, Tensor | None
+]:
+    """The ratio rule for a sampled chain, told as draws: an accepted draft's parent "draws" the draft itself.
+
+    `tree` is a path with `proposal` [N, V], row i the distribution that the draft after node i was sampled from. The
+    residual (p − q)+ is zero at a rejected token, so a rejected draft is never drawn again and the walk stops.
+    Arguments and results as in `draws`, and at temperature 0 it is `draws`: both rules accept exactly the argmax.
+
+    Source: Leviathan et al. 2023, Algorithm 1 and Appendix A.1.
+    """
+    if sampling.greedy or tree.proposal is None or len(tree) == 1:
+        return draws(logits, tree, position, sampling, noise, max_depth)
+    probs = processed(logits, sampling)
+    n, vocab = probs.shape
+    rows = torch.stack([noise.exponential(position + 1 + d, vocab) for d in range(n)])
+    coins = torch.cat([noise.uniform(position + 1 + d) for d in range(n - 1)])
+    drafted = tree.tokens[1:, None]
+    p, q = probs[:-1].gather(1, drafted)[:, 0], tree.proposal[:-1].gather(1, drafted)[:, 0]
+    accept = coins * q < p  # coin < p / q without the division; p = 0 always rejects
+    residual = probs.clone()
+    residual[:-1] = (probs[:-1] - tree.proposal[:-1]).clamp_min(0)
+    choices = (residual / rows).argmax(-1)
+    choices[:-1] = torch.where(accept, tree.tokens[1:], choices[:-1])
+    return choices, probs
+
+
+def walk(tree: DraftTree, choices: Tensor) -> Tensor:
+    """Where the draws lead: [N] bool, true on the path from the root, without a loop or a host sync.
+
+    A node lives if it equals its parent's draw and so do all its ancestors. Siblings with equal tokens (an adversary's
+    tree) would both live; the first does.
+    """
+    parents = tree.parents.clamp_min(0)
+    match = choices[parents] == tree.tokens
+    twin = (tree.parents[:, None] == tree.parents[None, :]) & (tree.tokens[:, None] == tree.tokens[None, :])
+    match &= ~twin.tril(-1).any(1)
+    match[0] = True
+    return (match[None, :] | ~tree.ancestors).all(1)
