@@ -26,7 +26,7 @@ literature (EAGLE §4 averages over all drafting-verification cycles).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -45,6 +45,7 @@ __all__ = [
     "calibration_gap",
     "glossary",
     "measure",
+    "table",
 ]
 
 BINS = 10
@@ -70,8 +71,8 @@ class Length(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """One bin of a calibration table: `nodes` drafted nodes scored in [low, high), on average `score`; `accepted` is the
-    share of them that the target accepted. A calibrated drafter has `accepted` ≈ `score`."""
+    """One bin of a calibration table: `nodes` drafted nodes scored in [low, high), on average `score`; `accepted` is
+    the share of them that the target accepted. A calibrated drafter has `accepted` ≈ `score`."""
 
     low: float
     high: float
@@ -121,7 +122,9 @@ class Run:
     @property
     def text(self) -> str:
         """Text of the answer."""
-        return "".join([*(s.text for s in self.starts), *(s.text for s in self.steps), *(f.text for f in self.finishes)])
+        return "".join(
+            [*(s.text for s in self.starts), *(s.text for s in self.steps), *(f.text for f in self.finishes)]
+        )
 
 
 Value: TypeAlias = float | int | tuple[Any, ...] | None
@@ -218,7 +221,9 @@ def _bins(scored: Iterable[tuple[float, bool]]) -> tuple[Bin, ...]:
         total[b] += score
         hits[b] += hit
     return tuple(
-        Bin(b / BINS, (b + 1) / BINS, count[b], total[b] / count[b], hits[b] / count[b]) for b in range(BINS) if count[b]
+        Bin(b / BINS, (b + 1) / BINS, count[b], total[b] / count[b], hits[b] / count[b])
+        for b in range(BINS)
+        if count[b]
     )
 
 
@@ -233,7 +238,9 @@ def _judged(run: Run) -> Iterator[tuple[Node, bool]]:
 
 
 def _confidence_bins(run: Run) -> tuple[Bin, ...]:
-    return _bins((node.confidence, node.fate == "accepted") for node, parent_accepted in _judged(run) if parent_accepted)
+    return _bins(
+        (node.confidence, node.fate == "accepted") for node, parent_accepted in _judged(run) if parent_accepted
+    )
 
 
 def _value_bins(run: Run) -> tuple[Bin, ...]:
@@ -319,8 +326,8 @@ METRICS: dict[str, Metric] = {
             "confidence_calibration",
             "Calibration of confidence",
             "table",
-            "Among the drafted nodes whose parent was accepted, in bins of the drafter's confidence: the share that was "
-            "accepted. Equal to the confidence where the drafter is calibrated.",
+            "Among the drafted nodes whose parent was accepted, in bins of the drafter's confidence: the share that "
+            "was accepted. Equal to the confidence where the drafter is calibrated.",
             _confidence_bins,
         ),
         Metric(
@@ -363,7 +370,8 @@ METRICS: dict[str, Metric] = {
             "overhead",
             "Time outside forwards",
             "share",
-            "Share of the steps' wall time spent neither drafting nor in the target's forward: walk, commit, text, events.",
+            "Share of the steps' wall time spent neither drafting nor in the target's forward: walk, commit, text, "
+            "events.",
             _overhead,
         ),
         Metric(
@@ -391,3 +399,16 @@ def glossary() -> str:
     """The definitions as a Markdown table: the README shows exactly this."""
     rows = [f"| {m.label} | `{m.name}` | {m.unit} | {m.definition} |" for m in METRICS.values()]
     return "\n".join(["| Number | Key | Unit | Definition |", "|---|---|---|---|", *rows])
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned columns for a terminal: the first to the left, the others to the right."""
+    lines = [list(header), *([*row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    lines.insert(1, ["─" * w for w in widths])
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,577 @@
+"""How fast is it really? Methods against transformers' own `generate`, on the same prompts, in one run.
+
+    python -m eagle_core bench --prompts FILE.jsonl --methods hf,eagle3,eagle3@60/8/10 --limit 20 --json OUT.json
+
+Speed on a shared machine drifts, so nothing is compared across runs: every method answers every prompt, one right
+after the other, in an order that rotates from prompt to prompt, and ratios are taken prompt by prompt before
+their median. Every time is wall time of the whole answer, prefill included, because that is what `generate` can
+be asked for. Every method's ids are checked against vanilla's (`compare.verdict`), so that no speed is reported for
+a different text without saying so.
+
+A contestant is a method of `METHODS`, optionally with its own tree (`eagle3@60/8/10` is total_token 60, depth 8,
+top-k 10; `eagle3@-1` lets measured costs choose), or one of transformers' own:
+
+    hf           model.generate(do_sample=False)
+    hf-lookup    the same with prompt_lookup_num_tokens=10 (assisted generation without a second model)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle_core.compare import Answer, Verdict, decoding, judge, request_arguments, timed
+from eagle_core.errors import InvalidRequest
+from eagle_core.metrics import Run, measure, table
+
+if TYPE_CHECKING:
+    from eagle_core.drafters.base import TreeSettings
+    from eagle_core.pairs import Pair
+    from eagle_core.target import Target
+    from eagle_core.verify import Sampling
+
+__all__ = ["Contestant", "Prompt", "bench", "contestant", "figure", "machine", "read_prompts", "spread"]
+
+
+# ------------------------------------------------------------------------------------------------ prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question of a Spec-Bench file; `turns` are the user's messages in order."""
+
+    id: int | str
+    category: str
+    turns: tuple[str, ...]
+
+
+def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
+    """The prompts of a file of Spec-Bench lines, `{"question_id", "category", "turns"}`, at most `limit`, spread
+    over the categories.
+
+    Raises:
+        InvalidRequest: the file is missing or empty, or a line is no such object; names the line.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidRequest(f"{path} cannot be read as prompts ({e}); give a text file of JSON lines") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            turns = row["turns"]
+            if not (isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns)):
+                raise ValueError("turns should be a list of texts")
+            prompts.append(Prompt(row["question_id"], str(row["category"]), tuple(turns)))
+        except (ValueError, KeyError, TypeError) as e:
+            raise InvalidRequest(
+                f"{path}, line {number} is no prompt ({e}); expected an object with question_id, category and turns"
+            ) from None
+    if not prompts:
+        raise InvalidRequest(f"{path} holds no prompt; expected JSON lines with question_id, category and turns")
+    return prompts if limit is None else spread(prompts, limit)
+
+
+def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """`limit` prompts in file order, taken from the categories in turn: one of each, then a second of each …"""
+    if limit < 1:
+        raise InvalidRequest(f"limit is {limit}; take at least one prompt")
+    seen: Counter[str] = Counter()
+    ranked = []
+    for i, prompt in enumerate(prompts):
+        ranked.append((seen[prompt.category], i))
+        seen[prompt.category] += 1
+    chosen = sorted(i for _, i in sorted(ranked)[:limit])
+    return [prompts[i] for i in chosen]
+
+
+# -------------------------------------------------------------------------------------------- contestants
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Someone who answers prompts. `checked`: its ids must be vanilla's; `settings`: its tree (None: transformers)."""
+
+    name: str
+    answer: Callable[[list[int], int], Answer]
+    checked: bool = True
+    settings: TreeSettings | None = None
+
+
+HF = {"hf": {}, "hf-lookup": {"prompt_lookup_num_tokens": 10}}
+"""Name → what transformers' `generate` is given beyond the common request."""
+
+
+def contestant(pair: Pair, name: str, sampling: Sampling, settings: TreeSettings) -> Contestant:
+    """The contestant of that name (see the module's docstring).
+
+    Raises:
+        InvalidRequest: no such method, a malformed tree, or a method this pair cannot run, with the reason.
+    """
+    from eagle_core.drafters import METHODS
+
+    if name in HF:
+        return Contestant(
+            name, lambda ids, n: _transformers(pair.target, ids, n, sampling, **HF[name]), checked=sampling.greedy
+        )
+    method, _, tree = name.partition("@")
+    if method not in METHODS:
+        raise InvalidRequest(f"{method!r} is no method; choose among {', '.join([*HF, *METHODS])}")
+    if why := pair.why_not(method):
+        raise InvalidRequest(f"{method} cannot run with this pair: {why}")
+    if tree:
+        settings = _tree(tree, settings)
+    checked = sampling.greedy or pair.drafter(method).rule == "draw"
+
+    def answer(ids: list[int], n: int) -> Answer:
+        return timed(pair.generate(ids, method=method, sampling=sampling, settings=settings, max_new_tokens=n))
+
+    return Contestant(name, answer, checked, settings)
+
+
+def _tree(text: str, settings: TreeSettings) -> TreeSettings:
+    """`60/8/10`, `60/8` or `60` as settings."""
+    try:
+        numbers = [int(part) for part in text.split("/")]
+        total_token, depth, top_k = [*numbers, *(settings.depth, settings.top_k)[len(numbers) - 1 :]]
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no tree; write total_token/depth/top-k, such as 60/8/10") from None
+    return replace(settings, total_token=total_token, depth=depth, top_k=top_k)
+
+
+def _transformers(target: Target, ids: list[int], max_new_tokens: int, sampling: Sampling, **extra: Any) -> Answer:
+    """transformers' own `generate` on the same ids, with nothing of ours in the way."""
+    import torch
+
+    request = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": not sampling.greedy,
+        "num_beams": 1,
+        "repetition_penalty": 1.0,  # some checkpoints ship one; a penalty would change the text
+        "eos_token_id": sorted(target.eos_ids) or None,
+        "pad_token_id": min(target.eos_ids, default=0),
+        **extra,
+    }
+    off = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}  # the defaults, which greedy decoding ignores
+    drawn = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p or None,
+    }
+    with target.lock, torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+        torch.manual_seed(sampling.seed)
+        began = time.perf_counter()
+        rows = torch.tensor([ids], device=target.device)
+        out = target.model.generate(
+            input_ids=rows, attention_mask=torch.ones_like(rows), **request, **(off if sampling.greedy else drawn)
+        )
+        new = out[0, len(ids) :].tolist()
+        seconds = time.perf_counter() - began
+    return Answer(new, "", seconds)
+
+
+# --------------------------------------------------------------------------------------------------- bench
+
+
+@dataclass(slots=True)
+class Record:
+    """What one contestant did over the prompts, answer by answer."""
+
+    answers: dict[int | str, Answer] = field(default_factory=dict)
+    verdicts: dict[int | str, Verdict] = field(default_factory=dict)
+    failed: dict[int | str, str] = field(default_factory=dict)
+
+
+def bench(
+    contestants: Sequence[Contestant],
+    prompts: Sequence[tuple[Prompt, list[int]]],
+    target: Target,
+    sampling: Sampling,
+    max_new_tokens: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Record]:
+    """Let every contestant answer every prompt, prompt by prompt, the order rotating.
+
+    A contestant that raises is recorded as failed on that prompt, and the others go on.
+
+    Args:
+        contestants: must contain "vanilla", the reference of ids.
+        prompts: with their ids, chat template applied.
+        progress: called with what is being run.
+    """
+    records = {c.name: Record() for c in contestants}
+    warm_up = min(prompts, key=lambda p: len(p[1]))[1]
+    for c in contestants:  # first runs allocate caches, load heads, and choose kernels
+        progress(f"warm-up {c.name}")
+        try:
+            c.answer(warm_up, min(max_new_tokens, 8))
+        except (
+            Exception
+        ) as e:  # whatever a contestant raises is its result, reported below; it must not stop the others
+            print(f"warm-up of {c.name} failed: {type(e).__name__}: {e}", file=sys.stderr)
+    for i, (prompt, ids) in enumerate(prompts):
+        turn = i % len(contestants)
+        for c in [*contestants[turn:], *contestants[:turn]]:
+            progress(f"{prompt.category} {prompt.id} {c.name}")
+            try:
+                records[c.name].answers[prompt.id] = c.answer(ids, max_new_tokens)
+            except Exception as e:  # as above
+                records[c.name].failed[prompt.id] = f"{type(e).__name__}: {e}"
+                print(f"{c.name} failed on prompt {prompt.id}: {type(e).__name__}: {e}", file=sys.stderr)
+        reference = records["vanilla"].answers.get(prompt.id)
+        for c in contestants:
+            answer = records[c.name].answers.get(prompt.id)
+            if reference is not None and answer is not None and c.checked:
+                records[c.name].verdicts[prompt.id] = judge(target, ids, answer.ids, reference.ids, sampling)
+    return records
+
+
+def quartiles(values: Iterable[float]) -> dict[str, float | int] | None:
+    """Median, quartiles and number of the values; None of none."""
+    values = sorted(values)
+    if not values:
+        return None
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": median, "q1": q1, "q3": q3, "n": len(values)}
+
+
+def summary(
+    records: Mapping[str, Record], name: str, only: Iterable[int | str], floor_ms: float | None
+) -> dict[str, Any]:
+    """The numbers of one contestant over some of the prompts."""
+    record = records[name]
+    answers = {i: record.answers[i] for i in only if i in record.answers}
+    speeds = {i: a.tokens_per_second for i, a in answers.items()}
+    runs = [a.run for a in answers.values() if a.run.steps]
+    pooled = Run.pool(runs)
+    verify_ms = [s.timing["verify_ms"] for s in pooled.steps]
+
+    def ratio_to(other: str) -> dict[str, float | int] | None:
+        if other not in records:
+            return None
+        theirs = records[other].answers
+        return quartiles(v / theirs[i].tokens_per_second for i, v in speeds.items() if i in theirs)
+
+    return {
+        **measure(pooled, "tau", "steps", "drafted", "accepted", "draft_share", "verify_share", "draft_forwards"),
+        "tokens": sum(len(a.ids) for a in answers.values()),
+        "seconds": sum(a.seconds for a in answers.values()),
+        "tokens_per_second": quartiles(speeds.values()),
+        "ratio_to_hf": ratio_to("hf"),
+        "ratio_to_vanilla": ratio_to("vanilla"),
+        "overhead": _overhead(answers.values()),
+        "verify_ms": quartiles(verify_ms),
+        "floor_share": floor_ms / statistics.median(verify_ms) if floor_ms and verify_ms else None,
+        "ids": dict(Counter(str(record.verdicts[i].verdict) for i in answers if i in record.verdicts)),
+        "failed": {str(i): why for i, why in record.failed.items() if i in set(only)},
+    }
+
+
+def _overhead(answers: Iterable[Answer]) -> float | None:
+    """Share of the decoding time spent outside target and drafter forwards, against the outer clock: what passes
+    between two steps counts as well."""
+    decoding = forwards = 0.0
+    for answer in answers:
+        if answer.run.steps:
+            decoding += answer.seconds * 1000 - answer.run.starts[0].prefill_ms
+            forwards += sum(s.timing["draft_ms"] + s.timing["verify_ms"] for s in answer.run.steps)
+    return min(max(1 - forwards / decoding, 0.0), 1.0) if decoding else None
+
+
+def machine(target: Target | None = None) -> dict[str, Any]:
+    """What was measured on: processor, cores, threads, load, memory, versions; with a target, also its device, and how
+    long a plain read of its weights takes, the floor of any forward that memory allows."""
+    import torch
+    import transformers
+
+    facts: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "system": platform.platform(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    if target is not None:
+        facts["device"] = (
+            torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
+        )
+        facts["weights_read_ms"] = _weights_read_ms(target)
+    return facts
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _weights_read_ms(target: Target) -> float:
+    """The least of five passes of a sum over every matrix of the decoder layers and the LM head."""
+    import torch
+
+    weights = [w for name, w in target.model.named_parameters() if w.dim() == 2 and "embed" not in name]
+    weights.append(target.lm_head.weight)
+    distinct = list({w.data_ptr(): w for w in weights}.values())
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(5):
+            began = time.perf_counter()
+            total = torch.stack([w.sum(dtype=torch.float32) for w in distinct]).sum().item()
+            best = min(best, time.perf_counter() - began)
+            assert total == total, "a weight is not a number"
+    return best * 1000
+
+
+# ---------------------------------------------------------------------------------------- tables and figures
+
+
+def _median(q: Mapping[str, Any] | None, digits: int = 2) -> str:
+    return "–" if q is None else f"{q['median']:.{digits}f}"
+
+
+def _range(q: Mapping[str, Any] | None, digits: int = 2) -> str:
+    return "–" if q is None else f"{q['q1']:.{digits}f}–{q['q3']:.{digits}f}"
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """The result as people read it."""
+    rows = []
+    for name, m in result["methods"].items():
+        split = [f"{100 * m[key]:.0f}" if m[key] is not None else "–" for key in ("draft_share", "verify_share")]
+        ids = m["ids"]
+        rows.append(
+            [
+                name,
+                "–" if m["tau"] is None else f"{m['tau']:.2f}",
+                _median(m["tokens_per_second"], 1),
+                _range(m["tokens_per_second"], 1),
+                _median(m["ratio_to_hf"]),
+                _range(m["ratio_to_hf"]),
+                _median(m["ratio_to_vanilla"]),
+                "/".join(split),
+                "–" if m["overhead"] is None else f"{100 * m['overhead']:.1f}",
+                f"{ids.get('equal', 0)}/{ids.get('tie', 0)}/{ids.get('different', 0)}" if ids else "–",
+                str(len(m["failed"])),
+            ]
+        )
+    header = [
+        "method",
+        "τ",
+        "tokens/s",
+        "quartiles",
+        "× hf",
+        "quartiles",
+        "× vanilla",
+        "draft/verify %",
+        "outside %",
+        "equal/tie/different",
+        "failed",
+    ]
+    parts = [table(header, rows)]
+    names = list(result["methods"])
+    base = "ratio_to_hf" if "hf" in names else "ratio_to_vanilla"
+    rows = [
+        [
+            category,
+            *(f"{_median(m[base])} (τ {m['tau']:.2f})" if m["tau"] else _median(m[base]) for m in methods.values()),
+        ]
+        for category, methods in result["by_category"].items()
+    ]
+    parts.append(f"Times {base.removeprefix('ratio_to_')}, median by category\n" + table(["category", *names], rows))
+    facts, settings = result["machine"], result["settings"]
+    load = f", load {facts['load_average'][0]:.1f} before" if facts["load_average"] else ""
+    parts.append(
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads{load}, {facts['device']},"
+        f" {settings['dtype']},"
+        f" torch {facts['versions']['torch']}, transformers {facts['versions']['transformers']};"
+        f" {settings['prompts']} prompts,"
+        f" at most {settings['max_new_tokens']} new tokens, temperature {settings['sampling']['temperature']:g}."
+        " Wall time of whole answers, prefill included; ratios are taken prompt by prompt, then their median."
+    )
+    return "\n\n".join(parts)
+
+
+def figure(result: Mapping[str, Any]) -> Any:
+    """The result as one plotly figure: tokens per second, and the paired ratio by category."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    colours = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#9AA0A6")
+    methods = {name: m for name, m in result["methods"].items() if m["tokens_per_second"]}
+    base = "ratio_to_hf" if "hf" in methods else "ratio_to_vanilla"
+    against = "transformers' generate" if base == "ratio_to_hf" else "vanilla"
+    fig = make_subplots(
+        1, 2, column_widths=[0.4, 0.6], subplot_titles=("Tokens per second", f"Times {against}, by category")
+    )
+    for i, (name, m) in enumerate(methods.items()):
+        colour = colours[i % len(colours)]
+        q = m["tokens_per_second"]
+        spread = {
+            "type": "data",
+            "symmetric": False,
+            "array": [q["q3"] - q["median"]],
+            "arrayminus": [q["median"] - q["q1"]],
+        }
+        fig.add_trace(
+            go.Bar(x=[name], y=[q["median"]], error_y=spread, marker={"color": colour}, showlegend=False), 1, 1
+        )
+        ratios = {c: row[name][base] for c, row in result["by_category"].items() if row[name][base]}
+        if name != base.removeprefix("ratio_to_"):
+            ys = [q["median"] for q in ratios.values()]
+            fig.add_trace(go.Bar(x=list(ratios), y=ys, name=name, marker={"color": colour}), 1, 2)
+    fig.add_hline(y=1, line={"color": "#9AA0A6", "dash": "dot"}, row=1, col=2)
+    facts, settings = result["machine"], result["settings"]
+    title = (
+        f"{settings['target']} on {facts['cpu']}, {facts['threads']} threads, {settings['dtype']};"
+        f" {settings['prompts']} prompts, temperature {settings['sampling']['temperature']:g}"
+    )
+    fig.update_layout(title=title, template="plotly_white", height=480, width=1300, barmode="group")
+    return fig
+
+
+def save_figure(fig: Any, path: Path) -> None:
+    """Write a plotly figure as a page (.html, self-contained) or as a picture (.png, .svg, .pdf).
+
+    Raises:
+        InvalidRequest: pictures need the package kaleido and a Chromium; says so.
+    """
+    if path.suffix == ".html":
+        fig.write_html(path, include_plotlyjs=True)
+        return
+    try:
+        fig.write_image(path)
+    except (ImportError, RuntimeError, ValueError) as e:
+        raise InvalidRequest(
+            f"{path} could not be drawn ({type(e).__name__}: {e}); pictures need kaleido and a Chromium,"
+            " an .html file needs neither"
+        ) from None
+
+
+# -------------------------------------------------------------------------------------------- command line
+
+
+def chat_ids(target: Target, turn: str) -> list[int]:
+    """The ids of a first user turn, the chat template applied.
+
+    Raises:
+        InvalidRequest: this target has no tokenizer or its tokenizer no chat template.
+    """
+    if target.tokenizer is None or not getattr(target.tokenizer, "chat_template", None):
+        raise InvalidRequest(
+            f"{target.name} has no chat template; prompts of a file are chat turns, so choose a chat model"
+        )
+    messages = [{"role": "user", "content": turn}]
+    return target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def fitting(target: Target, prompts: Iterable[Prompt], max_new_tokens: int) -> list[tuple[Prompt, list[int]]]:
+    """The prompts' first turns as ids; one that leaves no room for its answer is left out and named on stderr."""
+    chosen = []
+    for prompt in prompts:
+        ids = chat_ids(target, prompt.turns[0])
+        if len(ids) + max_new_tokens > target.context:
+            print(
+                f"prompt {prompt.id} is left out: {len(ids)} tokens and an answer exceed {target.context}",
+                file=sys.stderr,
+            )
+        else:
+            chosen.append((prompt, ids))
+    if not chosen:
+        raise InvalidRequest(
+            f"no prompt fits into the {target.context} tokens of {target.name} with {max_new_tokens} new ones"
+        )
+    return chosen
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", required=True, type=Path, help="Spec-Bench lines: question_id, category, turns")
+    parser.add_argument(
+        "--methods",
+        default="vanilla,hf,eagle2,eagle3",
+        help="comma-separated methods; hf and hf-lookup are transformers' own, eagle3@60/8/10 brings its own tree;"
+        " vanilla always runs, every other's ids are checked against it (default: %(default)s)",
+    )
+    parser.add_argument("--limit", type=int, help="prompts to take, spread over the categories (default: all)")
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--figure", type=Path, help="where to draw it: .html, .png or .svg")
+    request_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from tqdm import tqdm
+
+    from eagle_core.pairs import load_pair
+
+    prompts = read_prompts(args.prompts, args.limit)
+    sampling, settings = decoding(args)
+    pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
+    target = pair.target
+    names = list(dict.fromkeys(["vanilla", *(n for n in args.methods.split(",") if n)]))
+    contestants = [contestant(pair, name, sampling, settings) for name in names]
+    fitted = fitting(target, prompts, args.max_new_tokens)
+    facts = machine(target)
+    with tqdm(total=(len(fitted) + 1) * len(contestants), unit="answer", file=sys.stderr) as bar:
+
+        def progress(what: str) -> None:
+            bar.set_description(what)
+            bar.update()
+
+        records = bench(contestants, fitted, target, sampling, args.max_new_tokens, progress)
+    facts["load_average_after"] = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+    floor = facts["weights_read_ms"]
+    everything = [prompt.id for prompt, _ in fitted]
+    categories: dict[str, list[int | str]] = {}
+    for prompt, _ in fitted:
+        categories.setdefault(prompt.category, []).append(prompt.id)
+    short = ("tau", "tokens_per_second", "ratio_to_hf", "ratio_to_vanilla", "overhead")
+    by_category = {}
+    for category, ids in categories.items():
+        whole = {name: summary(records, name, ids, floor) for name in names}
+        by_category[category] = {name: {key: m[key] for key in short} for name, m in whole.items()}
+    result = {
+        "machine": facts,
+        "settings": {
+            "target": target.name,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "prompts": len(fitted),
+            "prompts_file": args.prompts.name,
+            "max_new_tokens": args.max_new_tokens,
+            "sampling": asdict(sampling),
+            "trees": {c.name: asdict(c.settings) for c in contestants if c.settings is not None},
+            "times": "wall clock of the whole answer, prefill included; speculation and generate alike",
+        },
+        "methods": {name: summary(records, name, everything, floor) for name in names},
+        "by_category": by_category,
+    }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if args.figure:
+        save_figure(figure(result), args.figure)
+    print(tables(result))
+    for name, m in result["methods"].items():
+        if m["ids"].get("different"):
+            print(f"WARNING: {name} changed the text of {m['ids']['different']} prompts", file=sys.stderr)
+    return result
