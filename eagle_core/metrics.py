@@ -167,6 +167,15 @@ def _emitted(run: Run) -> int:
     return sum(len(s.emitted) for s in run.steps)
 
 
+def _of_trees(function: Callable[[Run], Value]) -> Callable[[Run], Value]:
+    """A number read from the trees: undefined for a run that was made without recording them (`record=False`)."""
+
+    def of(run: Run) -> Value:
+        return function(run) if all(s.nodes for s in run.steps) else None
+
+    return of
+
+
 def _drafted(run: Run) -> int:
     return sum(len(s.nodes) - 1 for s in run.steps)
 
@@ -208,9 +217,8 @@ def _lengths(run: Run) -> tuple[Length, ...]:
 
 
 def _outside(run: Run) -> float | None:
-    if any(s.undraftable is None for s in run.steps):
-        return None
-    return _share(sum(s.undraftable or 0 for s in run.steps), sum(len(s.accepted) for s in run.steps))
+    drawn_at = [(node in s.outside) for s in run.steps for node in s.accepted[: len(s.emitted)]]
+    return _share(sum(drawn_at), len(drawn_at)) if _drafted(run) else None
 
 
 def _bins(scored: Iterable[tuple[float, bool]]) -> tuple[Bin, ...]:
@@ -227,24 +235,25 @@ def _bins(scored: Iterable[tuple[float, bool]]) -> tuple[Bin, ...]:
     )
 
 
-def _judged(run: Run) -> Iterator[tuple[Node, bool]]:
-    """Every drafted node on which a verdict fell, and whether its parent was accepted. A node past a stop was
-    neither accepted nor rejected."""
+def _judged(run: Run) -> Iterator[tuple[Node, bool, bool]]:
+    """Every drafted node on which a verdict fell, whether its parent was accepted, and whether it was itself. What
+    hangs below a stop was neither accepted nor rejected, whichever node the target would have chosen there."""
     for step in run.steps:
-        alive = {0, *step.accepted}
+        accepted = set(step.accepted)
+        unjudged = set(step.accepted[len(step.emitted) :])  # the node that was emitted last, if a stop cut its draw
         for node in step.nodes[1:]:
-            if node.fate != "past the stop":
-                yield node, node.parent in alive
+            if node.parent in unjudged:
+                unjudged.add(node.id)
+            else:
+                yield node, node.parent in accepted, node.id in accepted
 
 
 def _confidence_bins(run: Run) -> tuple[Bin, ...]:
-    return _bins(
-        (node.confidence, node.fate == "accepted") for node, parent_accepted in _judged(run) if parent_accepted
-    )
+    return _bins((node.confidence, accepted) for node, parent_accepted, accepted in _judged(run) if parent_accepted)
 
 
 def _value_bins(run: Run) -> tuple[Bin, ...]:
-    return _bins((node.value, node.fate == "accepted") for node, _ in _judged(run))
+    return _bins((node.value, accepted) for node, _, accepted in _judged(run))
 
 
 def calibration_gap(bins: Iterable[Bin], at_least: int = 1) -> float | None:
@@ -282,14 +291,14 @@ METRICS: dict[str, Metric] = {
             "Drafted",
             "tokens",
             "Drafted tokens that the target verified: the nodes of all trees without their roots.",
-            _drafted,
+            _of_trees(_drafted),
         ),
         Metric(
             "accepted",
             "Accepted",
             "tokens",
             "Drafted tokens that were accepted and emitted. A token that matches behind a rejected one does not count.",
-            _accepted,
+            _of_trees(_accepted),
         ),
         Metric(
             "acceptance_rate",
@@ -297,7 +306,7 @@ METRICS: dict[str, Metric] = {
             "share",
             "Accepted over drafted tokens. It falls as trees grow although each step emits more: compare acceptance "
             "lengths and times, not rates.",
-            lambda run: _share(_accepted(run), _drafted(run)),
+            _of_trees(lambda run: _share(_accepted(run), _drafted(run))),
         ),
         Metric(
             "acceptance",
@@ -305,22 +314,22 @@ METRICS: dict[str, Metric] = {
             "table",
             "Share of steps that accept a node at each depth: of all steps (unconditional), and of the steps that had "
             "accepted one at the depth before (conditional).",
-            _acceptance,
+            _of_trees(_acceptance),
         ),
         Metric(
             "lengths",
             "Accepted lengths",
             "table",
             "How many steps accepted exactly n drafted tokens, bonus token not counted.",
-            _lengths,
+            _of_trees(_lengths),
         ),
         Metric(
             "outside_draft_vocab",
             "Outside the draft vocabulary",
             "share",
             "Share of the target's draws along the accepted paths (bonus tokens included) that the drafter cannot "
-            "propose because its vocabulary lacks them. It caps acceptance; it never changes the text.",
-            _outside,
+            "propose because its vocabulary does not hold them. It caps acceptance; it never changes the text.",
+            _of_trees(_outside),
         ),
         Metric(
             "confidence_calibration",
@@ -328,7 +337,7 @@ METRICS: dict[str, Metric] = {
             "table",
             "Among the drafted nodes whose parent was accepted, in bins of the drafter's confidence: the share that "
             "was accepted. Equal to the confidence where the drafter is calibrated.",
-            _confidence_bins,
+            _of_trees(_confidence_bins),
         ),
         Metric(
             "value_calibration",
@@ -336,7 +345,7 @@ METRICS: dict[str, Metric] = {
             "table",
             "Among all drafted nodes, in bins of value (the product of confidences along the path): the share whose "
             "whole path was accepted.",
-            _value_bins,
+            _of_trees(_value_bins),
         ),
         Metric(
             "tokens_per_second",

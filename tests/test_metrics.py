@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def step(
     cut=None,
     confidence=None,
     timing=None,
-    undraftable=0,
+    outside=(),
     forwards=1,
 ) -> Step:
     """A step whose nodes 1… have these parents. `verdicts[i - 1]` says whether the target's draw at node i's parent
@@ -66,7 +67,9 @@ def step(
     emitted = [100 + i for i in path[1:]] + [7]
     if cut is not None:
         emitted = emitted[:cut]
-        fates = ["past the stop" if fate == "accepted" and path.index(i) > cut else fate for i, fate in enumerate(fates)]
+        fates = [
+            "past the stop" if fate == "accepted" and path.index(i) > cut else fate for i, fate in enumerate(fates)
+        ]
     return Step(
         index=index,
         position=10,
@@ -78,12 +81,12 @@ def step(
         accepted=path,
         bonus=Choice(7, "x", 1.0),
         top=[],
+        outside=list(outside),
         emitted=emitted,
         text="t" * len(emitted),
         timing=timing or {"draft_ms": 2.0, "verify_ms": 6.0, "other_ms": 2.0},
         forwards=forwards,
         settings={},
-        undraftable=undraftable,
     )
 
 
@@ -113,7 +116,7 @@ def test_tau_is_the_mean_over_all_steps_not_the_last_one():
 
 
 def test_vanilla_has_tau_1_and_no_acceptance():
-    vanilla = run(step(undraftable=None), step(index=1, undraftable=None))
+    vanilla = run(step(), step(index=1))
     assert value("tau", vanilla) == 1
     assert value("acceptance", vanilla) == ()
     assert value("acceptance_rate", vanilla) is None
@@ -188,9 +191,28 @@ def test_the_gap_of_calibration_reads_only_bins_with_enough_nodes():
 
 
 def test_draws_outside_the_draft_vocabulary_are_a_share_of_the_draws():
-    mixed = run(chain(1, 1, 0, undraftable=1), chain(0, index=1, undraftable=0))
+    mixed = run(
+        chain(1, 1, 0, outside=[2, 3]), chain(0, index=1)
+    )  # node 3 is not on the path: its draw was never asked
     assert value("outside_draft_vocab", mixed) == 1 / 4
-    assert value("outside_draft_vocab", run(chain(1, undraftable=None))) is None
+    cut = run(chain(1, 1, 0, outside=[2], cut=2))  # the draw at node 2 came after the stop
+    assert value("outside_draft_vocab", cut) == 0
+
+
+def test_a_run_made_without_recording_trees_has_no_numbers_of_trees():
+    bare = replace(chain(1, 1), nodes=[], accepted=[0])
+    found = measure(run(bare))
+    assert found["tau"] == 3 and found["step_ms"] == 10
+    assert {name for name, v in found.items() if v is None} == {
+        "drafted",
+        "accepted",
+        "acceptance_rate",
+        "acceptance",
+        "lengths",
+        "outside_draft_vocab",
+        "confidence_calibration",
+        "value_calibration",
+    }
 
 
 def test_times_are_shares_of_the_steps_and_whatever_is_no_forward_is_overhead():
