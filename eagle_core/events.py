@@ -129,9 +129,8 @@ class Step:
     `position` is the root's absolute position, which is also the number of tokens the target's cache held
     before the step. `accepted` are node ids, root first; `emitted` the ids this step added to the answer (cut
     at a stop), `text` the text that became final with them. `top` are the target's likeliest tokens where the
-    walk stopped, before temperature. `undraftable` counts the draws on the walk (the accepted nodes' and the
-    bonus) that the drafter's vocabulary does not hold, so that no draft could have met them: 0 for a drafter
-    with the whole vocabulary, None where it was not recorded.
+    walk stopped, before temperature. `outside` are the nodes whose draw the drafter's vocabulary does not hold, so
+    that no draft could have met it.
     """
 
     kind: ClassVar[str] = "step"
@@ -148,7 +147,6 @@ class Step:
     timing: dict[str, float]
     forwards: int
     settings: dict[str, Any]
-    undraftable: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,9 +67,9 @@ def step(
     emitted = [100 + i for i in path[1:]] + [7]
     if cut is not None:
         emitted = emitted[:cut]
-        fates = [
-            "past the stop" if fate == "accepted" and path.index(i) > cut else fate for i, fate in enumerate(fates)
-        ]
+        for i in path[1 + cut :]:
+            fates[i] = "past the stop"
+        path = path[: 1 + cut]
     return Step(
         index=index,
         position=10,
@@ -183,6 +183,14 @@ def test_a_confidence_of_one_falls_into_the_last_bin_and_nodes_past_the_stop_int
     )
 
 
+def test_below_a_stop_nothing_is_judged_neither_the_draw_nor_its_siblings():
+    #  root ─── 1 (accepted, the stop) ─┬─ 2 (the draw)
+    #                                   └─ 3 (not the draw; counted without 2 it would bias the bins) ─── 4
+    tree = run(step((-1, 0, 1, 1, 3), (1, 1, 0, 0), confidence=[0.95, 0.75, 0.25, 0.25], cut=1))
+    assert [b.nodes for b in value("confidence_calibration", tree)] == [1]
+    assert [b.nodes for b in value("value_calibration", tree)] == [1]
+
+
 def test_the_gap_of_calibration_reads_only_bins_with_enough_nodes():
     bins = [Bin(0.0, 0.1, 3, 0.05, 0.9), Bin(0.5, 0.6, 300, 0.55, 0.5)]
     assert calibration_gap(bins) == pytest.approx(0.85)
@@ -191,9 +199,7 @@ def test_the_gap_of_calibration_reads_only_bins_with_enough_nodes():
 
 
 def test_draws_outside_the_draft_vocabulary_are_a_share_of_the_draws():
-    mixed = run(
-        chain(1, 1, 0, outside=[2, 3]), chain(0, index=1)
-    )  # node 3 is not on the path: its draw was never asked
+    mixed = run(chain(1, 1, 0, outside=[2, 3]), chain(0, index=1))  # node 3 is not on the path
     assert value("outside_draft_vocab", mixed) == 1 / 4
     cut = run(chain(1, 1, 0, outside=[2], cut=2))  # the draw at node 2 came after the stop
     assert value("outside_draft_vocab", cut) == 0
