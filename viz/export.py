@@ -1,0 +1,66 @@
+"""Keep and share: one HTML file that replays a run offline.
+
+    Path("run.html").write_text(replay(events, ask="10+2="), encoding="utf-8")
+
+The file holds the stage itself (the same html, css and js the page mounts) and the run's messages; it asks no
+server for anything and needs no model. `parts` hands the same pieces to the page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from eagle_core.events import FATES, Event
+from viz.stage import Teller, message
+from viz.why import REASONS
+from viz.words import WORDS, say
+
+__all__ = ["parts", "replay"]
+
+_STAGE = Path(__file__).parent.parent / "assets" / "stage"
+
+
+@cache
+def parts() -> tuple[str, str, str]:
+    """Markup, style sheet and script of the stage. The script ends with `OPTIONS`, what `mountStage` wants to know."""
+    markup, style, script = ((_STAGE / f"stage.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    options = message(words=WORDS, fates=FATES, reasons=REASONS)
+    return markup, style, f"{script}\nconst OPTIONS = {options};\n"
+
+
+def replay(
+    events: Iterable[Event], *, ask: str | None = None, title: str | None = None, language: str = "en", verdict: dict[str, object] | None = None
+) -> str:
+    """A self-contained page that replays one run."""
+    markup, style, script = parts()
+    told = Teller("run", ask=ask, title=title).tell(events, whole=True, verdict=verdict)
+    return _PAGE.format(
+        language={"zh": "zh-CN"}.get(language, language),
+        title=html.escape(title or ask or say(language, "title")),
+        style=style,
+        markup=markup,
+        script=script,
+        speak=json.dumps(language),
+        told=told,
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="{language}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:">
+<title>{title}</title><style>{style}
+body {{ margin: 0; padding: 20px 28px; background: var(--st-ground); }}
+body.dark {{ color-scheme: dark; }}</style></head>
+<body class="st-page">{markup}
+<script>
+{script}
+const night = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.body.classList.toggle("dark", night.matches);
+dress(); night.addEventListener("change", dress);
+const stage = mountStage(document.querySelector(".stage"), {{ ...OPTIONS, language: {speak} }});
+stage.feed(JSON.stringify({told}));
+</script></body></html>
+"""

@@ -1,0 +1,344 @@
+"""Every word on the page, in every language it speaks: one table, `WORDS[language][key]`.
+
+`{name}` marks what is filled in. The same templates are filled here (reports, tests, the screen reader's summary
+of an export) and in the browser (the stage), so a template holds plain names only, no format specifications.
+
+    say("en", "why.accepted", token="·cat", parent="·the", p="0.83", c="0.71")
+
+Wherever the claim that speculation changes nothing is made, a verdict stands beside it: no template here makes
+that claim by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+__all__ = ["LANGUAGES", "WORDS", "number", "say", "visible"]
+
+LANGUAGES = {"en": "English", "zh": "简体中文"}
+
+_TABLE: dict[str, tuple[str, str]] = {
+    # The page
+    "title": ("EAGLE playground", "EAGLE 演示台"),
+    "tagline": (
+        "Watch a draft tree grow, be judged, and become text.",
+        "看草稿树如何生长、接受检验、变成文字。",
+    ),
+    "prompt": ("Your message", "你的消息"),
+    "prompt.hint": (
+        "Ask something, or keep watching the recording",
+        "输入问题，或继续观看录制的回放",
+    ),
+    "send": ("Send", "发送"),
+    "stop": ("Stop", "停止"),
+    "new": ("New conversation", "新对话"),
+    "method": ("Method", "方法"),
+    "knobs.tree": ("Tree", "草稿树"),
+    "knobs.sampling": ("Sampling", "采样"),
+    "knobs.answer": ("Answer", "回答"),
+    "knobs.pair": ("Models", "模型"),
+    "total_token": ("Nodes (total_token)", "节点数 (total_token)"),
+    "total_token.info": (
+        "Nodes of the tree, root included; -1 chooses by measuring this machine",
+        "草稿树的节点数（含根）；-1 表示按本机测量自动选择",
+    ),
+    "depth": ("Depth", "深度"),
+    "depth.info": ("Deepest level a drafted node can have", "草稿节点能到达的最深层"),
+    "top_k": ("Top-k of the tree", "树的 top-k"),
+    "top_k.info": (
+        "Children drafted for each node, and nodes expanded on each level",
+        "每个节点的子节点数，也是每层展开的节点数",
+    ),
+    "expand_by": ("Beam ranks by", "束的排序依据"),
+    "expand_by.value": ("value (product along the path)", "价值（路径上的乘积）"),
+    "expand_by.confidence": ("the node's own confidence", "节点自身的置信度"),
+    "rerank": ("Rerank all candidates", "对全部候选重排"),
+    "temperature": ("Temperature", "温度"),
+    "temperature.info": ("0 is greedy", "0 为贪心"),
+    "top_p": ("Top-p", "Top-p"),
+    "sampling_top_k": ("Top-k sampling", "Top-k 采样"),
+    "sampling_top_k.info": ("0 is off", "0 为关闭"),
+    "min_p": ("Min-p", "Min-p"),
+    "seed": ("Seed", "随机种子"),
+    "max_new_tokens": ("Tokens at most", "最多词元"),
+    "system": ("System prompt", "系统提示"),
+    "race": ("Check each answer against plain decoding", "用普通解码核对每个回答"),
+    "race.info": (
+        "The same ids decoded again without drafting: gives the verdict and the measured speed-up",
+        "不打草稿再解码一次相同的词元：给出结论和实测加速比",
+    ),
+    "unused": ("{method} does not use this", "{method} 不使用此项"),
+    "recording": ("Recording", "录制"),
+    "recording.info": ("Really run, with the command in its file", "真实运行的记录，命令见文件"),
+    "language": ("Language", "语言"),
+    "status.queue": (
+        "{n} ahead of you; the model answers one visitor at a time",
+        "前面还有 {n} 位；模型一次回答一位访客",
+    ),
+    "status.loading": ("Loading the models…", "正在加载模型……"),
+    "status.stopping": ("Stopping…", "正在停止……"),
+    "status.prefill": ("The target reads the prompt…", "目标模型正在读取提示……"),
+    "status.plain": (
+        "The same ids again, decoded plainly, for the verdict…",
+        "正在用普通解码重新生成相同的词元，以得出结论……",
+    ),
+    # Methods
+    "method.vanilla": ("Vanilla", "普通解码"),
+    "method.lookup": ("Prompt lookup", "提示查找"),
+    "method.chain": ("Chain", "草稿链"),
+    "method.chain-sampled": ("Chain, sampled", "草稿链（采样）"),
+    "method.eagle1": ("EAGLE-1", "EAGLE-1"),
+    "method.eagle2": ("EAGLE-2", "EAGLE-2"),
+    "method.eagle3": ("EAGLE-3", "EAGLE-3"),
+    # Phases
+    "phase.grow": ("Draft", "起草"),
+    "phase.rerank": ("Rerank", "重排"),
+    "phase.mask": ("Mask", "掩码"),
+    "phase.verify": ("Verify", "验证"),
+    "phase.accept": ("Accept", "接受"),
+    "phase.commit": ("Commit", "提交"),
+    # Captions: what happens now
+    "say.idle": ("Nothing to show yet", "还没有可显示的内容"),
+    "say.grow": (
+        "Drafting: forward {i} of {n} scored {made} candidates for depth {i}",
+        "起草：第 {i}/{n} 次前向，为第 {i} 层打分 {made} 个候选",
+    ),
+    "say.grow.copy": (
+        "Drafting without a model: {n} tokens copied from the text so far",
+        "不用模型起草：从已有文本复制 {n} 个词元",
+    ),
+    "say.rerank": (
+        "Rerank: the {kept} of highest value stay, {dropped} candidates go",
+        "重排：保留价值最高的 {kept} 个，舍弃 {dropped} 个候选",
+    ),
+    "say.mask": (
+        "Flatten: {n} nodes become one input row; each sees the text so far and its own ancestors",
+        "展平：{n} 个节点排成一行输入；每个节点只看见已有文本和自己的祖先",
+    ),
+    "say.verify": ("Verify: one target forward over {n} nodes", "验证：目标模型一次前向看完 {n} 个节点"),
+    "say.verify.one": ("One target forward over the last token", "目标模型对最后一个词元做一次前向"),
+    "say.accept": (
+        "Accepted {a} of {d} levels, then the target’s own “{bonus}”",
+        "接受 {a}/{d} 层，再加上目标模型自己的“{bonus}”",
+    ),
+    "say.accept.none": (
+        "No drafted token was the target’s draw; its own “{bonus}” goes in",
+        "草稿词元都不是目标模型的选择；写入它自己的“{bonus}”",
+    ),
+    "say.accept.plain": ("The target’s own “{bonus}”", "目标模型自己的“{bonus}”"),
+    "say.accept.cut": (
+        "Accepted {a} of {d} levels; the answer stops after {e} tokens of them",
+        "接受 {a}/{d} 层；回答在其中 {e} 个词元后停止",
+    ),
+    "say.commit": (
+        "Commit: {kept} of {n} rows stay in the cache, {gone} leave it",
+        "提交：{n} 行中 {kept} 行留在缓存，{gone} 行离开",
+    ),
+    # Finish
+    "finish.eos": ("ended by itself", "自然结束"),
+    "finish.stop": ("met a stop string", "遇到停止字符串"),
+    "finish.length": ("reached the token limit", "达到词元上限"),
+    "finish.context": ("reached the context limit", "达到上下文上限"),
+    "finish.cancelled": ("stopped by you", "已被你停止"),
+    "finish.cut": ("recording ends here", "录制到此为止"),
+    "foot.steps": ("{steps} steps", "{steps} 步"),
+    "foot.tau": ("τ {tau}", "τ {tau}"),
+    "foot.speed": ("{tps} tokens/s", "{tps} 词元/秒"),
+    "foot.speedup": ("{x}× measured", "实测 {x} 倍"),
+    "origin.plain": ("first token, from the prefill", "首个词元，来自预填充"),
+    "origin.draft": ("drafted and accepted", "起草并被接受"),
+    "origin.bonus": ("the target’s own", "目标模型自己的"),
+    # The verdict
+    "verdict.equal": (
+        "equal to plain decoding, {n} of {n} tokens",
+        "与普通解码相同，{n}/{n} 个词元",
+    ),
+    "verdict.prefix": (
+        "equal to plain decoding as far as both go, {n} tokens",
+        "在两者都到达的范围内与普通解码相同，{n} 个词元",
+    ),
+    "verdict.tie": (
+        "equal up to a tie at token {at} (gap {gap})",
+        "在第 {at} 个词元处并列之前相同（差 {gap}）",
+    ),
+    "verdict.different": (
+        "DIFFERENT at token {at}: here “{mine}”, plain decoding “{plain}” (gap {gap})",
+        "第 {at} 个词元不同：这里是“{mine}”，普通解码是“{plain}”（差 {gap}）",
+    ),
+    "verdict.none": ("not checked against plain decoding", "尚未与普通解码核对"),
+    # The node panel
+    "node.token": ("Token", "词元"),
+    "node.id": ("Id", "编号"),
+    "node.bytes": ("Bytes", "字节"),
+    "node.confidence": ("Confidence", "置信度"),
+    "node.confidence.info": ("The drafter’s probability, given the parent", "草稿模型在父节点之后给出的概率"),
+    "node.value": ("Value", "价值"),
+    "node.value.info": ("Product of confidences along the path", "路径上置信度的乘积"),
+    "node.target": ("Target p", "目标概率"),
+    "node.target.info": (
+        "The target’s probability after its parent, after temperature and filters",
+        "目标模型在父节点之后的概率（经温度与过滤）",
+    ),
+    "node.draw": ("Target drew here", "目标在此选择"),
+    "node.rank": ("Rank among siblings", "兄弟中的排名"),
+    "node.rank.of": ("{rank} of {n}", "第 {rank} / {n}"),
+    "node.place": ("Position · cache slot", "位置 · 缓存槽"),
+    "node.depth": ("Depth", "深度"),
+    "node.dropped": ("Not in the tree", "不在树中"),
+    "why.title": ("Why is it so?", "为什么是这样？"),
+    "why.root": (
+        "The root: the last token of the text so far. The target has not read it yet, so its forward starts here.",
+        "根：已有文本的最后一个词元。目标模型尚未读取它，因此前向从这里开始。",
+    ),
+    "why.accepted": (
+        "Accepted: after “{parent}” the target drew “{draw}” (p {dp}), and this is that token.",
+        "被接受：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），正是这个词元。",
+    ),
+    "why.sibling": (
+        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), a sibling of this node; “{token}” had p {tp}.",
+        "被拒绝：在“{parent}”之后目标模型选择了它的兄弟“{draw}”（p {dp}）；“{token}”的概率是 {tp}。",
+    ),
+    "why.miss": (
+        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which no child in the tree was; “{token}” had p {tp}.",
+        "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），树中没有这个子节点；“{token}”的概率是 {tp}。",
+    ),
+    "why.unreached": (
+        "Never reached: its ancestor “{ancestor}” was rejected, so what the target drew here does not count.",
+        "没有到达：祖先“{ancestor}”已被拒绝，因此目标模型在这里的选择不算数。",
+    ),
+    "why.past": (
+        "The target agreed, yet the answer had already stopped: this token is not emitted.",
+        "目标模型同意，但回答已经停止：此词元不输出。",
+    ),
+    "why.beam": (
+        "In the beam, so the drafter expanded it; then rerank left it out: value {v}, the lowest kept value is {floor}.",
+        "曾在束中并被展开，随后在重排时落选：价值 {v}，保留的最低价值是 {floor}。",
+    ),
+    "why.outside": (
+        "Scored and left out: value {v}, the lowest kept value is {floor}.",
+        "打过分但未保留：价值 {v}，保留的最低价值是 {floor}。",
+    ),
+    "why.rule": (
+        "Scored and left out by the growth rule in force, which does not go by value alone (its value {v}).",
+        "打过分但被当前的生长规则排除，该规则不只看价值（其价值 {v}）。",
+    ),
+    "why.bonus": (
+        "The target’s own token where the walk stopped (p {dp}): it costs nothing extra and is the next root.",
+        "路径停止处目标模型自己的词元（p {dp}）：没有额外代价，并成为下一个根。",
+    ),
+    # The mask
+    "mask.title": ("Tree attention mask", "树注意力掩码"),
+    "mask.axes": ("rows look, columns are seen", "行在看，列被看"),
+    "mask.committed": ("all {n} committed tokens, seen by every row", "全部 {n} 个已提交的词元，每一行都看得见"),
+    "mask.cell": (
+        "“{row}” sees {n} in the tree and the {c} before it · position {pos} · cache slot {slot}",
+        "“{row}”看见树中 {n} 个和之前 {c} 个 · 位置 {pos} · 缓存槽 {slot}",
+    ),
+    # The player
+    "play": ("Play", "播放"),
+    "pause": ("Pause", "暂停"),
+    "prev.step": ("Previous step", "上一步"),
+    "next.step": ("Next step", "下一步"),
+    "prev.phase": ("Back one phase", "后退一个阶段"),
+    "next.phase": ("Forward one phase", "前进一个阶段"),
+    "speed": ("Speed", "速度"),
+    "speed.real": ("as it ran", "真实速度"),
+    "phases": ("Phases of the step", "这一步的阶段"),
+    "answer": ("The conversation", "对话"),
+    "canvas.label": (
+        "Draft tree and attention mask; arrow keys walk through the nodes, Enter explains one",
+        "草稿树与注意力掩码；方向键在节点间移动，回车键解释节点",
+    ),
+    "ruler.root": ("root", "根"),
+    "ruler.depth": ("depth {d}", "第 {d} 层"),
+    "legend.sample": ("abc", "词元"),
+    "live": ("Live", "实时"),
+    "live.info": ("Follow the newest step", "跟随最新一步"),
+    "step.of": ("step {k} of {n}", "第 {k} / {n} 步"),
+    "scrub": ("Step of the answer", "回答的步"),
+    "fit": ("Fit", "适应"),
+    "zoom.in": ("Zoom in", "放大"),
+    "zoom.out": ("Zoom out", "缩小"),
+    "full": ("Projector mode", "投影模式"),
+    "dropped": ("Dropped candidates", "落选候选"),
+    "dropped.hide": ("hidden", "隐藏"),
+    "dropped.count": ("counted", "计数"),
+    "dropped.show": ("shown", "显示"),
+    "help": ("Keys", "按键"),
+    "close": ("Close", "关闭"),
+    "fold": ("Fold the subtree", "折叠子树"),
+    "unfold": ("Unfold the subtree", "展开子树"),
+    "more": ("+{n}", "+{n}"),
+    "gap": ("Some steps did not arrive", "有些步没有收到"),
+    "you": ("You", "你"),
+    "untitled": ("A recorded run", "一次录制的运行"),
+    # Screen reader
+    "summary": (
+        "Step {k}: {n} nodes, depth 1 to {d}; {path}; then the target’s own “{bonus}”.",
+        "第 {k} 步：{n} 个节点，深度 1 到 {d}；{path}；然后是目标模型自己的“{bonus}”。",
+    ),
+    "summary.root": (
+        "Step {k}: no draft; the target’s own “{bonus}”.",
+        "第 {k} 步：没有草稿；目标模型自己的“{bonus}”。",
+    ),
+    "summary.path": ("path of {n} accepted: {tokens}", "接受了 {n} 个：{tokens}"),
+    "summary.nopath": ("no drafted token accepted", "没有接受任何草稿词元"),
+    # Keys
+    "keys.space": ("play or pause", "播放或暂停"),
+    "keys.arrows": ("one step back or forward", "后退或前进一步"),
+    "keys.phase": ("one phase back or forward", "后退或前进一个阶段"),
+    "keys.ends": ("first or last step", "第一步或最后一步"),
+    "keys.nodes": ("walk through the nodes of the tree", "在树的节点间移动"),
+    "keys.enter": ("why is this node so?", "这个节点为什么是这样？"),
+    "keys.fold": ("fold or unfold below the node", "折叠或展开节点以下"),
+    "keys.live": ("follow the newest step", "跟随最新一步"),
+    "keys.fit": ("fit the tree", "适应窗口"),
+    "keys.zoom": ("zoom", "缩放"),
+    "keys.full": ("projector mode", "投影模式"),
+    "keys.ghosts": ("dropped candidates: hidden, counted, shown", "落选候选：隐藏、计数、显示"),
+    "keys.escape": ("close, or stop the answer", "关闭，或停止回答"),
+    "keys.help": ("this list", "此列表"),
+}
+
+WORDS: dict[str, dict[str, str]] = {
+    language: {key: row[column] for key, row in _TABLE.items()} for column, language in enumerate(LANGUAGES)
+}
+"""Language → key → template."""
+
+_SLOT = re.compile(r"\{(\w+)\}")
+
+
+def say(language: str, key: str, **slots: object) -> str:
+    """The sentence `key` in `language`, filled. Raises KeyError for an unknown key or an unfilled slot."""
+    return _SLOT.sub(lambda m: str(slots[m[1]]), WORDS[language][key])
+
+
+def number(x: float) -> str:
+    """A probability or value as the page writes it: three digits that matter, never a false zero or one."""
+    if x == int(x):
+        return str(int(x))
+    if x < 0.0005:
+        return "<0.001"
+    if 0.9995 <= x < 1:
+        return ">0.999"
+    return f"{x:.3f}"
+
+
+def visible(text: str) -> str:
+    """A token as a label: blanks and control characters become marks, everything else stays what it is.
+
+    >>> visible(" the"), visible("\\n"), visible("\\u202e<b>")
+    ('·the', '↵', '⟨202E⟩<b>')
+    """
+    if not text:
+        return "∅"
+    return "".join(_MARKS.get(c) or (f"⟨{ord(c):04X}⟩" if _hidden(c) else c) for c in text)
+
+
+_MARKS = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}
+_JOINERS = "\u200c\u200d"  # they shape emoji and Persian words, and reorder nothing
+
+
+def _hidden(c: str) -> bool:
+    return unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Zs", "Cs", "Co") and c not in _JOINERS
