@@ -40,7 +40,23 @@ if TYPE_CHECKING:
     from eagle_core.target import Target
     from eagle_core.verify import Sampling
 
-__all__ = ["Contestant", "Prompt", "bench", "contestant", "figure", "machine", "read_prompts", "spread"]
+__all__ = [
+    "HF",
+    "Contestant",
+    "Prompt",
+    "Record",
+    "bench",
+    "contestant",
+    "figure",
+    "fitting",
+    "machine",
+    "quartiles",
+    "read_prompts",
+    "report",
+    "save_figure",
+    "spread",
+    "tables",
+]
 
 
 # ------------------------------------------------------------------------------------------------ prompts
@@ -128,12 +144,12 @@ def contestant(pair: Pair, name: str, sampling: Sampling, settings: TreeSettings
         return Contestant(
             name, lambda ids, n: _transformers(pair.target, ids, n, sampling, **HF[name]), checked=sampling.greedy
         )
-    method, _, tree = name.partition("@")
+    method, at, tree = name.partition("@")
     if method not in METHODS:
         raise InvalidRequest(f"{method!r} is no method; choose among {', '.join([*HF, *METHODS])}")
     if why := pair.why_not(method):
         raise InvalidRequest(f"{method} cannot run with this pair: {why}")
-    if tree:
+    if at:
         settings = _tree(tree, settings)
     checked = sampling.greedy or pair.drafter(method).rule == "draw"
 
@@ -279,6 +295,32 @@ def summary(
         "floor_share": floor_ms / statistics.median(verify_ms) if floor_ms and verify_ms else None,
         "ids": dict(Counter(str(record.verdicts[i].verdict) for i in answers if i in record.verdicts)),
         "failed": {str(i): why for i, why in record.failed.items() if i in set(only)},
+    }
+
+
+def report(
+    records: Mapping[str, Record], prompts: Sequence[Prompt], facts: Mapping[str, Any], request: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole result, JSON-able: `{machine, settings, methods, by_category}`.
+
+    Args:
+        facts: of the machine (`machine`).
+        request: what was asked: target, dtype, sampling, trees …
+    """
+    floor = facts["weights_read_ms"]
+    categories: dict[str, list[int | str]] = {}
+    for prompt in prompts:
+        categories.setdefault(prompt.category, []).append(prompt.id)
+    short = ("tau", "tokens_per_second", "ratio_to_hf", "ratio_to_vanilla", "overhead")
+    by_category = {}
+    for category, ids in categories.items():
+        whole = {name: summary(records, name, ids, floor) for name in records}
+        by_category[category] = {name: {key: m[key] for key in short} for name, m in whole.items()}
+    return {
+        "machine": dict(facts),
+        "settings": {**request, "times": "wall clock of the whole answer, prefill included, for every method alike"},
+        "methods": {name: summary(records, name, [p.id for p in prompts], floor) for name in records},
+        "by_category": by_category,
     }
 
 
@@ -541,31 +583,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
         records = bench(contestants, fitted, target, sampling, args.max_new_tokens, progress)
     facts["load_average_after"] = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
-    floor = facts["weights_read_ms"]
-    everything = [prompt.id for prompt, _ in fitted]
-    categories: dict[str, list[int | str]] = {}
-    for prompt, _ in fitted:
-        categories.setdefault(prompt.category, []).append(prompt.id)
-    short = ("tau", "tokens_per_second", "ratio_to_hf", "ratio_to_vanilla", "overhead")
-    by_category = {}
-    for category, ids in categories.items():
-        whole = {name: summary(records, name, ids, floor) for name in names}
-        by_category[category] = {name: {key: m[key] for key in short} for name, m in whole.items()}
-    result = {
-        "machine": facts,
-        "settings": {
-            "target": target.name,
-            "dtype": str(target.dtype).removeprefix("torch."),
-            "prompts": len(fitted),
-            "prompts_file": args.prompts.name,
-            "max_new_tokens": args.max_new_tokens,
-            "sampling": asdict(sampling),
-            "trees": {c.name: asdict(c.settings) for c in contestants if c.settings is not None},
-            "times": "wall clock of the whole answer, prefill included; speculation and generate alike",
-        },
-        "methods": {name: summary(records, name, everything, floor) for name in names},
-        "by_category": by_category,
+    request = {
+        "target": target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "prompts_file": args.prompts.name,
+        "prompts": len(fitted),
+        "max_new_tokens": args.max_new_tokens,
+        "sampling": asdict(sampling),
+        "trees": {c.name: asdict(c.settings) for c in contestants if c.settings is not None},
     }
+    result = report(records, [prompt for prompt, _ in fitted], facts, request)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.figure:
