@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import drafter_for, greedy, tiny_model, tiny_target
 
 from eagle_core.compare import (
     TOLERANCE,
@@ -29,6 +28,7 @@ from eagle_core.errors import InvalidRequest
 from eagle_core.events import Event, Step
 from eagle_core.target import Target
 from eagle_core.verify import Sampling
+from tests.conftest import drafter_for, greedy, tiny_model, tiny_target
 
 PROMPT = [3, 14, 15, 9, 26, 5]
 TREE = TreeSettings(total_token=9, depth=3, top_k=3)
