@@ -33,6 +33,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "send": ("Send", "发送"),
     "stop": ("Stop", "停止"),
     "new": ("New conversation", "新对话"),
+    "new.short": ("New", "新建"),
     "method": ("Method", "方法"),
     "knobs.tree": ("Tree", "草稿树"),
     "knobs.sampling": ("Sampling", "采样"),
@@ -40,15 +41,15 @@ _TABLE: dict[str, tuple[str, str]] = {
     "knobs.pair": ("Models", "模型"),
     "total_token": ("Nodes (total_token)", "节点数 (total_token)"),
     "total_token.info": (
-        "Nodes of the tree, root included; -1 chooses by measuring this machine",
-        "草稿树的节点数（含根）；-1 表示按本机测量自动选择",
+        "root included; -1 measures this machine",
+        "含根；-1 表示按本机测量选择",
     ),
     "depth": ("Depth", "深度"),
-    "depth.info": ("Deepest level a drafted node can have", "草稿节点能到达的最深层"),
+    "depth.info": ("deepest level of a draft", "草稿的最深层"),
     "top_k": ("Top-k of the tree", "树的 top-k"),
     "top_k.info": (
-        "Children drafted for each node, and nodes expanded on each level",
-        "每个节点的子节点数，也是每层展开的节点数",
+        "children of a node, nodes expanded a level",
+        "每个节点的子节点数，每层展开的节点数",
     ),
     "expand_by": ("Beam ranks by", "束的排序依据"),
     "expand_by.value": ("value (product along the path)", "价值（路径上的乘积）"),
@@ -63,6 +64,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "seed": ("Seed", "随机种子"),
     "max_new_tokens": ("Tokens at most", "最多词元"),
     "system": ("System prompt", "系统提示"),
+    "more.knobs": ("More", "更多"),
     "race": ("Check each answer against plain decoding", "用普通解码核对每个回答"),
     "race.info": (
         "The same ids decoded again without drafting: gives the verdict and the measured speed-up",
@@ -78,19 +80,49 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "status.loading": ("Loading the models…", "正在加载模型……"),
     "status.stopping": ("Stopping…", "正在停止……"),
+    "status.error": ("{text}", "{text}"),
+    "status.cancelled": ("Stopped before anything was run", "在运行之前已停止"),
     "status.prefill": ("The target reads the prompt…", "目标模型正在读取提示……"),
     "status.plain": (
         "The same ids again, decoded plainly, for the verdict…",
         "正在用普通解码重新生成相同的词元，以得出结论……",
     ),
-    # Methods
-    "method.vanilla": ("Vanilla", "普通解码"),
+    # Methods: `eagle_core.METHODS` in people's words
+    "method.vanilla": ("Plain decoding", "普通解码"),
+    "method.vanilla.explain": (
+        "One token for each forward of the target: the baseline.",
+        "目标模型每次前向得到一个词元：基准。",
+    ),
     "method.lookup": ("Prompt lookup", "提示查找"),
-    "method.chain": ("Chain", "草稿链"),
-    "method.chain-sampled": ("Chain, sampled", "草稿链（采样）"),
+    "method.lookup.explain": (
+        "Drafts the continuation of the last place where the most recent tokens occurred before.",
+        "在前文中找到最近几个词元上次出现的位置，照抄其后文作为草稿。",
+    ),
+    "method.chain": ("Draft model", "草稿模型"),
+    "method.chain.explain": (
+        "A smaller language model drafts its likeliest tokens, one after another.",
+        "较小的语言模型逐个起草它认为最可能的词元。",
+    ),
+    "method.chain-sampled": ("Draft model, sampled", "草稿模型（采样）"),
+    "method.chain-sampled.explain": (
+        "A smaller language model samples its drafts; each is accepted with probability min(1, p/q).",
+        "较小的语言模型采样起草；每个词元以概率 min(1, p/q) 被接受。",
+    ),
     "method.eagle1": ("EAGLE-1", "EAGLE-1"),
+    "method.eagle1.explain": (
+        "A one-layer head continues the target's features and fills a tree of fixed shape.",
+        "单层草稿头延续目标模型的特征，填满一棵形状固定的树。",
+    ),
     "method.eagle2": ("EAGLE-2", "EAGLE-2"),
+    "method.eagle2.explain": (
+        "The EAGLE-1 head grows its tree where it is confident, then keeps the most valuable nodes.",
+        "EAGLE-1 的草稿头在有把握的地方生长树，再保留价值最高的节点。",
+    ),
     "method.eagle3": ("EAGLE-3", "EAGLE-3"),
+    "method.eagle3.explain": (
+        "A head trained on its own drafts reads low, middle and high features of the target and grows the tree.",
+        "草稿头用自己的草稿训练过，读取目标模型的低、中、高层特征来生长树。",
+    ),
     # Phases
     "phase.grow": ("Draft", "起草"),
     "phase.rerank": ("Rerank", "重排"),
@@ -165,6 +197,10 @@ _TABLE: dict[str, tuple[str, str]] = {
     "verdict.different": (
         "DIFFERENT at token {at}: here “{mine}”, plain decoding “{plain}” (gap {gap})",
         "第 {at} 个词元不同：这里是“{mine}”，普通解码是“{plain}”（差 {gap}）",
+    ),
+    "verdict.ratio": (
+        "no verdict by ids: the ratio rule keeps the distribution, not the draws",
+        "无法按词元下结论：比率规则保持的是分布，不是每次的选择",
     ),
     "verdict.none": ("not checked against plain decoding", "尚未与普通解码核对"),
     # The node panel

@@ -306,7 +306,7 @@ function mountStage(root, options) {
   function regions(s) {
     const { w, h } = box, one = s.nodes === 1;
     if (one) return { tree: { x: 0, y: 0, w, h }, mask: null };
-    if (w < 640) { const m = Math.min(w - 24, h * 0.42); return { tree: { x: 0, y: 0, w, h: h - m }, mask: { x: 8, y: h - m, w: w - 16, h: m - 6, side: Math.min(m - 34, w - 130) } }; }
+    if (w < 640) { const m = Math.min(w - 24, h * 0.45); return { tree: { x: 0, y: 0, w, h: h - m }, mask: { x: 8, y: h - m, w: w - 16, h: m, side: Math.min(m - 48, w - 112) } }; }
     const side = Math.min(h - 62, w * 0.27), label = s.nodes <= 40 ? 76 : 12;
     const mw = side + label + 26;
     return { tree: { x: 0, y: 0, w: w - mw - 8, h }, mask: { x: w - mw - 8, y: 0, w: mw, h, side } };
@@ -318,10 +318,17 @@ function mountStage(root, options) {
     const key = ghosts + box.w + "x" + box.h;
     if (run.fitKey !== key) { run.fitKey = key; run.fit = Infinity; }
     run.fit = Math.min(run.fit, fit); // one scale for the whole run: sizes stay comparable, nothing jumps
-    const scale = folds.get(s)?.size ? fit : run.fit;
+    const scale = w640() ? Math.max(run.fit, Math.min(0.78, (R.tree.h - top - bottom) / L.height)) : folds.get(s)?.size ? fit : run.fit;
     const room = ((R.tree.w - 2 * pad) / scale - L.width + (L.cols.length - 1) * L.spread) / Math.max(1, L.cols.length - 1);
     spread(L, Math.max(0, Math.min(56, room)));
-    return { s: scale, x: R.tree.x + pad, y: R.tree.y + top + Math.max(0, (R.tree.h - top - bottom - L.height * scale) / 2) };
+    return { s: scale, x: R.tree.x + pad - shift(s, L, scale, R.tree.w - 2 * pad), y: R.tree.y + top + Math.max(0, (R.tree.h - top - bottom - L.height * scale) / 2) };
+  }
+  function shift(s, L, scale, w) { // where a tree is wider than the board, the moment on stage is kept in sight
+    const over = L.width * scale - w;
+    if (over <= 0) return 0;
+    const level = part(s, "accept", t) > 0 ? part(s, "accept", t) * s.a.length : part(s, "verify", t) > 0 ? part(s, "verify", t) * (L.cols.length - 1) : part(s, "mask", t) > 0 ? 0 : part(s, "grow", t) * (L.cols.length - 1);
+    const d = Math.floor(level), x = mix(L.cols[Math.min(d, L.cols.length - 1)], L.cols[Math.min(d + 1, L.cols.length - 1)], level - d);
+    return Math.max(0, Math.min(over, x * scale - w * 0.55));
   }
   function spread(L, by) { // wider gaps between the columns where there is room
     for (const i of L.rows) L.x[i] += L.col[i] * (by - L.spread);
@@ -400,7 +407,7 @@ function mountStage(root, options) {
 
     // depth ruler
     const ruler = R.tree.y + 20;
-    L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 20) pen.text(d ? say("ruler.depth", { d }) : say("ruler.root"), X(x) + 2, ruler, { size: 11, fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 0.9 : 0.35 }); });
+    L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11, fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 0.9 : 0.35 }); });
 
     // links
     const strong = (i) => (lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
@@ -419,7 +426,7 @@ function mountStage(root, options) {
       const scored = p === 0 ? grown : grown - s.depth[p], x = left(p) + wide(p);
       const u = out(scored / 0.5) * (1 - f.rerank);
       if (u > 0 && s.e[p]) for (let j = 0; j < Math.min(count, 14); j++) pen.rect(x + 20 * v.s * out(scored / 0.5), mid(p) + (j - (Math.min(count, 14) - 1) / 2) * 4 * v.s, 2.4, 2.4, 1.2, { fill: ink.ghost, alpha: 0.7 * u });
-      if (f.rerank > 0 && v.s > 0.5 && !folds.get(s)?.has(p)) pen.text("+" + count, x + 5, mid(p) + 10 * v.s + 2, { size: 9, fill: ink.ghost, alpha: f.rerank * 0.9 * strong(p) });
+      if (f.rerank > 0 && v.s > 0.5 && p < s.nodes && !folds.get(s)?.has(p)) pen.text("+" + count, x + 5, mid(p) + 10 * v.s + 2, { size: 9, fill: ink.ghost, alpha: f.rerank * 0.9 * strong(p) });
     }
     // chips
     for (const i of L.rows) {
@@ -458,7 +465,7 @@ function mountStage(root, options) {
       const label = clip(visible(raw), 18), tx = x + size * 0.62 + (i === BONUS ? 12 * v.s : 0), ty = y + size * 0.35;
       if (i === BONUS) { const q = 4 * v.s, cx = x + 11 * v.s; pen.line([[cx, y - q], [cx + q, y], [cx, y + q], [cx - q, y]], { fill: color, alpha }); }
       pen.text(label, tx, ty, { size, weight, fill: color, alpha });
-      if (strike) { const tw = measure(label, size, weight); pen.line([[tx - 2, y + size * 0.06], [tx + (tw + 2) * strike, y + size * 0.06]], { stroke: ink.sub, width: 1.2, alpha }); }
+      if (strike) { const tw = measure(label, size, weight); pen.line([[tx - 2, y + size * 0.06], [tx + (tw + 2) * strike, y + size * 0.06]], { stroke: ink.sub, width: 1, alpha: alpha * 0.75 }); }
       if (stands(i) > 0.3 && i > 0) { const q = 3.2 * Math.max(v.s, 0.7), cx = x + w - q, cy = y - h / 2; pen.rect(cx - 2 * q, cy - 2 * q, 4 * q, 4 * q, 2 * q, { fill: ink.surface, stroke: ink.accent, alpha }); pen.line([[cx - q, cy], [cx - q * 0.2, cy + q * 0.8], [cx + q, cy - q * 0.8]], { stroke: ink.accent, width: 1.6, alpha }); }
       if (folds.get(s)?.has(i)) pen.text("⋯", x + w + 6, y + 4, { size: 14 * v.s, fill: ink.sub, alpha });
       if (i >= 0 && !ghost && (v.s > 0.62 || focus === i || stands(i)) && s.nodes > 0) {
