@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_core.compare import Answer, Verdict, decoding, judge, request_arguments, timed
+from eagle_core.compare import Answer, Verdict, judge, timed
 from eagle_core.errors import InvalidRequest
 from eagle_core.metrics import Run, measure, table
 
@@ -46,6 +46,7 @@ __all__ = [
     "Prompt",
     "Record",
     "bench",
+    "by_transformers",
     "contestant",
     "figure",
     "fitting",
@@ -170,10 +171,25 @@ def _tree(text: str, settings: TreeSettings) -> TreeSettings:
 
 
 def _transformers(target: Target, ids: list[int], max_new_tokens: int, sampling: Sampling, **extra: Any) -> Answer:
-    """transformers' own `generate` on the same ids, with nothing of ours in the way."""
+    """transformers' `generate` against the clock."""
+    began = time.perf_counter()
+    (new,) = by_transformers(target, [ids], max_new_tokens, sampling, **extra)
+    return Answer(new, "", time.perf_counter() - began)
+
+
+def by_transformers(
+    target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling, **extra: Any
+) -> list[list[int]]:
+    """What transformers' own `generate` answers, with nothing of ours in the way. Ends where ours ends: after the
+    first of the target's end tokens, or at `max_new_tokens`. Sampled draws are its own, not ours for that seed.
+
+    Args:
+        prompts: ids; several are one batch, padded on the left.
+        extra: further arguments of `generate`.
+    """
     import torch
 
-    request = {
+    request: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "do_sample": not sampling.greedy,
         "num_beams": 1,
@@ -182,23 +198,29 @@ def _transformers(target: Target, ids: list[int], max_new_tokens: int, sampling:
         "pad_token_id": min(target.eos_ids, default=0),
         **extra,
     }
-    off = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}  # the defaults, which greedy decoding ignores
-    drawn = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p or None,
-    }
+    if sampling.greedy:  # the values transformers takes for unset, whatever the checkpoint ships
+        request |= {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    else:
+        request |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        request |= {"min_p": sampling.min_p or None}
+    width = max(map(len, prompts))
+    padding = [width - len(ids) for ids in prompts]
     with target.lock, torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
         torch.manual_seed(sampling.seed)
-        began = time.perf_counter()
-        rows = torch.tensor([ids], device=target.device)
+        rows = [[request["pad_token_id"]] * n + list(ids) for n, ids in zip(padding, prompts, strict=True)]
+        seen = [[0] * n + [1] * len(ids) for n, ids in zip(padding, prompts, strict=True)]
         out = target.model.generate(
-            input_ids=rows, attention_mask=torch.ones_like(rows), **request, **(off if sampling.greedy else drawn)
+            input_ids=torch.tensor(rows, device=target.device),
+            attention_mask=torch.tensor(seen, device=target.device),
+            **request,
         )
-        new = out[0, len(ids) :].tolist()
-        seconds = time.perf_counter() - began
-    return Answer(new, "", seconds)
+        answers = out[:, width:].tolist()
+    return [_until(answer, target.eos_ids) for answer in answers]
+
+
+def _until(ids: list[int], ends: frozenset[int]) -> list[int]:
+    """Up to and with the first end token: what follows is padding."""
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
 
 
 # --------------------------------------------------------------------------------------------------- bench
@@ -549,6 +571,9 @@ def fitting(target: Target, prompts: Iterable[Prompt], max_new_tokens: int) -> l
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench`."""
+    from eagle_core import commands
+
     parser.add_argument("--prompts", required=True, type=Path, help="Spec-Bench lines: question_id, category, turns")
     parser.add_argument(
         "--methods",
@@ -559,16 +584,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="prompts to take, spread over the categories (default: all)")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--figure", type=Path, help="where to draw it: .html, .png or .svg")
-    request_arguments(parser)
+    commands.add_pair(parser)
+    commands.add_sampling(parser)
+    commands.add_tree(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, write, draw, tell."""
     from tqdm import tqdm
 
+    from eagle_core.commands import sampling_of, tree_of
     from eagle_core.pairs import load_pair
 
     prompts = read_prompts(args.prompts, args.limit)
-    sampling, settings = decoding(args)
+    sampling, settings = sampling_of(args), tree_of(args)
     pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
     target = pair.target
     names = list(dict.fromkeys(["vanilla", *(n for n in args.methods.split(",") if n)]))

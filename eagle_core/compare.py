@@ -41,11 +41,8 @@ __all__ = [
     "Verdict",
     "best_two",
     "compare",
-    "decoding",
     "first_difference",
-    "ids_of",
     "judge",
-    "request_arguments",
     "timed",
     "verdict",
 ]
@@ -234,59 +231,39 @@ def compare(
 # -------------------------------------------------------------------------------------------- command line
 
 
-def request_arguments(parser: argparse.ArgumentParser, tree: tuple[int, int, int] = (24, 6, 8)) -> None:
-    """The options that say with what and how to decode, for every command that decodes.
-
-    Args:
-        tree: defaults of total_token, depth and top-k.
-    """
-    parser.add_argument("--target", help="the model that answers: a hub id, a folder, or the default small model")
-    parser.add_argument("--drafter", help="an EAGLE head: a folder or a hub id (default: those shipped for the target)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="1 is off (default)")
-    parser.add_argument("--top-k", type=int, default=0, help="of sampling; 0 is off (default)")
-    parser.add_argument("--min-p", type=float, default=0.0, help="0 is off (default)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--total-token",
-        type=int,
-        default=tree[0],
-        help="nodes of a tree, root included; -1: measure (default: %(default)s)",
-    )
-    parser.add_argument("--depth", type=int, default=tree[1], help="deepest level of a draft (default: %(default)s)")
-    parser.add_argument("--tree-top-k", type=int, default=tree[2], help="children of a node (default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: %(default)s)")
-
-
-def decoding(args: argparse.Namespace) -> tuple[Sampling, TreeSettings]:
-    """How to decode, as the options of `request_arguments` say; raises `InvalidRequest` before anything is loaded."""
-    from eagle_core.drafters.base import TreeSettings
-    from eagle_core.verify import Sampling
-
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
-    return sampling, TreeSettings(args.total_token, args.depth, args.tree_top_k)
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="what the user says")
-    prompt.add_argument("--prompt-ids", help="comma-separated ids, for a target without a tokenizer")
-    parser.add_argument("--method", default="eagle3", help="(default: %(default)s)")
-    request_arguments(parser)
+    """Arguments of `compare`."""
+    from eagle_core import commands
+
+    commands.add_prompt(parser)
+    parser.add_argument("--method", default="eagle3", help="what to compare with vanilla (default: %(default)s)")
+    commands.add_pair(parser)
+    commands.add_sampling(parser)
+    commands.add_tree(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: %(default)s)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Both answers, the verdict, the times."""
+    from eagle_core.commands import prompt_of, sampling_of, tree_of
     from eagle_core.pairs import load_pair
 
-    sampling, settings = decoding(args)
+    sampling, settings, prompt = sampling_of(args), tree_of(args), prompt_of(args)
     pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
-    prompt = args.prompt if args.prompt is not None else ids_of(args.prompt_ids)
     if why := pair.why_not(args.method):
         raise InvalidRequest(f"{args.method} cannot run with this pair: {why}")
     found = compare(
-        pair, prompt, method=args.method, sampling=sampling, settings=settings, max_new_tokens=args.max_new_tokens
+        pair,
+        prompt,
+        method=args.method,
+        sampling=sampling,
+        settings=settings,
+        max_new_tokens=args.max_new_tokens,
+        stop=args.stop,
+        system=args.system,
     )
     print(found.ours.text)
     print()
@@ -321,13 +298,3 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": found.ours.tokens_per_second,
         "vanilla_tokens_per_second": found.vanilla.tokens_per_second,
     }
-
-
-def ids_of(text: str) -> list[int]:
-    """`5,17,42` as ids."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidRequest(
-            f"--prompt-ids is {text[:80]!r}; give whole numbers with commas between, such as 5,17,42"
-        ) from None

@@ -17,14 +17,12 @@ from eagle_core.compare import (
     best_two,
     compare,
     first_difference,
-    ids_of,
     judge,
     timed,
     verdict,
 )
 from eagle_core.drafters import TreeSettings
 from eagle_core.engine import generate
-from eagle_core.errors import InvalidRequest
 from eagle_core.events import Event, Step
 from eagle_core.target import Target
 from eagle_core.verify import Sampling
@@ -165,9 +163,3 @@ def test_a_method_that_changes_the_text_is_caught():
 
     found = compare(Lossy(), PROMPT, method="eagle3", sampling=Sampling(), settings=TREE, max_new_tokens=12)
     assert found.verdict.verdict == "different" and found.verdict.gap is not None
-
-
-def test_ids_on_the_command_line():
-    assert ids_of("5,17,42") == [5, 17, 42]
-    with pytest.raises(InvalidRequest, match="whole numbers"):
-        ids_of("5,x")

@@ -2,8 +2,11 @@
 
     python -m eagle_core evaluate --drafter D --prompts FILE.jsonl --json OUT.json --settings main,chains,ablations
 
-Every number comes from the events of real answers, pooled over the prompts (`metrics.Run.pool`), so a long answer
-weighs more than a short one. Times are not the subject here: `bench` measures those. Settings, or groups of them:
+Every number comes from the events of the real loop with the real drafter, pooled over the prompts (`metrics.Run.pool`),
+so a long answer weighs more than a short one. The target answers each prompt once, plainly; since speculation cannot
+change the text, drafts are then judged by that answer instead of by forwards over trees (`recall`), which gives the
+same numbers several times sooner; `--decode` pays for the forwards. Times are not the subject here: `bench` measures
+those. Settings, or groups of them:
 
     main        the tree of --total-token, --depth, --tree-top-k (60/8/10: official EAGLE's 60/7/10)
     trees       60/8/10, 24/6/8 and 12/5/4
@@ -31,16 +34,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_core.bench import Prompt, fitting, machine, read_prompts, save_figure
-from eagle_core.compare import decoding, request_arguments
+from eagle_core.bench import Prompt, fitting, read_prompts, save_figure
 from eagle_core.errors import InvalidRequest, TraceError
-from eagle_core.events import Event, Step, dump, load_trace
+from eagle_core.events import Event, Finish, Step, dump, load_trace
 from eagle_core.metrics import METRICS, Run, calibration_gap, measure, table
 
 if TYPE_CHECKING:
     from eagle_core.drafters.base import Drafter, TreeSettings
     from eagle_core.heads import EagleHead
     from eagle_core.target import Target
+    from eagle_core.verify import Sampling
 
 __all__ = ["MT_BENCH", "Setting", "choose", "evaluate", "figure", "numbers"]
 
@@ -139,7 +142,7 @@ def _pooled(runs: Sequence[Run], short: bool = False) -> dict[str, Any]:
         calibration |= {name: [b._asdict() for b in bins], f"{name}_gap": calibration_gap(bins, ENOUGH)}
     return {
         **found,
-        **measure(run, "lengths", "step_ms", "draft_share", "verify_share", "draft_forwards"),
+        **measure(run, "lengths", "draft_forwards"),
         "calibration": calibration,
     }
 
@@ -161,51 +164,59 @@ def _interval(runs: Sequence[Run], draws: int = 1000) -> list[float] | None:
 # ------------------------------------------------------------------------------------------------- answers
 
 
-def kept(path: Path, answer: Callable[[], Iterator[Event]]) -> Run:
-    """The run of a kept trace, or of an answer made now and kept. What expansion and rerank left out is not kept:
-    no number needs it."""
-    if path.exists():
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            return Run.collect(load_trace(lines))
-    events = [replace(e, dropped=[]) if isinstance(e, Step) else e for e in answer()]
-    run = Run.collect(events)
-    if not run.finishes or run.finishes[0].reason == "cancelled":
+def keep(path: Path, events: Iterable[Event]) -> None:
+    """Write a finished answer's trace. What expansion and rerank left out is not kept: no number needs it."""
+    collected = [replace(e, dropped=[]) if isinstance(e, Step) else e for e in events]
+    if not collected or not isinstance(collected[-1], Finish) or collected[-1].reason == "cancelled":
         raise TraceError("the answer was cancelled before its end; nothing was kept of it")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")  # a kill must not leave half a trace under a name that counts
-    with gzip.open(unfinished, "wt", encoding="utf-8") as out:
-        out.writelines(dump(e) + "\n" for e in events)
+    with gzip.open(unfinished, "wt", encoding="utf-8", compresslevel=3) as out:
+        out.writelines(dump(e) + "\n" for e in collected)
     unfinished.replace(path)
-    return run
+
+
+def kept(path: Path) -> Run:
+    """The run of a kept trace."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return Run.collect(load_trace(lines))
 
 
 def evaluate(
-    answer: Callable[[Setting, list[int]], Iterator[Event]],
+    answer: Callable[[Setting, Prompt, list[int]], Iterator[Event]],
     settings: Sequence[Setting],
     prompts: Sequence[tuple[Prompt, list[int]]],
     traces: Path,
     identity: Mapping[str, Any],
     progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[Setting, dict[str, Any]]]:
-    """The numbers of each setting, as soon as its last prompt is answered.
+) -> dict[str, dict[str, Any]]:
+    """The numbers of each setting.
 
     Args:
-        answer: decodes one prompt with one setting.
+        answer: decodes one prompt with one setting; called for all settings of a prompt before the next prompt.
         prompts: with their ids, chat template applied.
         traces: folder of finished answers.
         identity: what an answer depends on beside the setting and the prompt's ids (JSON-able).
-        progress: called before each answer.
+        progress: called with what is being done, once for each answer.
     """
-    category = {prompt.id: prompt.category for prompt, _ in prompts}
-    for setting in settings:
-        runs = {}
-        for prompt, ids in prompts:
-            progress(f"{setting.name} {prompt.category} {prompt.id}")
+    paths: dict[str, dict[int | str, Path]] = {setting.name: {} for setting in settings}
+    for prompt, ids in prompts:
+        for setting in settings:
             depends = json.dumps([identity, asdict(setting.tree), setting.static, ids], sort_keys=True)
             key = hashlib.sha256(depends.encode()).hexdigest()[:16]
-            path = traces / f"{prompt.id}-{key}.jsonl.gz"
-            runs[prompt.id] = kept(path, lambda setting=setting, ids=ids: answer(setting, ids))  # type: ignore[misc]
-        yield setting, {"tree": asdict(setting.tree), "static": setting.static, **numbers(runs, category)}
+            path = paths[setting.name][prompt.id] = traces / f"{prompt.id}-{key}.jsonl.gz"
+            progress(f"{setting.name} {prompt.category} {prompt.id}")
+            if not path.exists():
+                keep(path, answer(setting, prompt, ids))
+    category = {prompt.id: prompt.category for prompt, _ in prompts}
+    return {
+        setting.name: {
+            "tree": asdict(setting.tree),
+            "static": setting.static,
+            **numbers({i: kept(path) for i, path in paths[setting.name].items()}, category),
+        }
+        for setting in settings
+    }
 
 
 def fingerprint(head: EagleHead) -> str:
@@ -230,7 +241,7 @@ def tables(result: Mapping[str, Any]) -> str:
     """The result as people read it."""
     parts = []
     depths = range(max((len(r["acceptance"]["unconditional"]) for r in result["settings"].values()), default=0))
-    header = ["setting", "τ", "95 % of τ", "steps", *(f"d{d + 1}" for d in depths), "ms/step"]
+    header = ["setting", "τ", "95 % of τ", "steps", *(f"d{d + 1}" for d in depths)]
     for kind in ("unconditional", "conditional"):
         rows = []
         for name, r in result["settings"].items():
@@ -244,7 +255,6 @@ def tables(result: Mapping[str, Any]) -> str:
                     str(r["steps"]),
                     *by_depth,
                     *[""] * (len(depths) - len(by_depth)),
-                    "–" if r["step_ms"] is None else f"{r['step_ms']:.0f}",
                 ]
             )
         parts.append(f"Acceptance by depth, {kind}, % of steps\n" + table(header, rows))
@@ -333,39 +343,67 @@ def figure(result: Mapping[str, Any]) -> Any:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `evaluate`."""
+    from eagle_core import commands
+
     parser.add_argument("--prompts", required=True, type=Path, help="Spec-Bench lines: question_id, category, turns")
-    parser.add_argument(
-        "--json", required=True, type=Path, help="where to write the result; finished answers are kept beside it"
-    )
+    parser.add_argument("--json", required=True, type=Path, help="where to write the result; traces are kept beside it")
     parser.add_argument(
         "--settings",
         default="main",
-        help="main, trees, chains, ablations, or names such as chain-5 (default: %(default)s)",
+        help="main, trees, chains, ablations, or names such as chain-5, comma-separated (default: %(default)s)",
     )
     parser.add_argument("--limit", type=int, help="prompts to take, spread over the categories (default: all)")
     parser.add_argument("--figure", type=Path, help="where to draw it: .html, .png or .svg")
-    request_arguments(parser, tree=(60, 8, 10))
+    parser.add_argument("--answers", type=Path, help="where the target's answers are kept (default: with the traces)")
+    parser.add_argument(
+        "--decode", action="store_true", help="verify every tree with the target instead of looking its answer up"
+    )
+    commands.add_pair(parser)
+    commands.add_sampling(parser)
+    commands.add_tree(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: %(default)s)")
+    parser.set_defaults(total_token=60, depth=8, tree_top_k=10)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Evaluate, write, draw, tell."""
     from tqdm import tqdm
 
+    from eagle_core.commands import sampling_of, tree_of
     from eagle_core.engine import generate
     from eagle_core.pairs import load_target
+    from eagle_core.training.recall import Recalled
 
     if not args.drafter:
         raise InvalidRequest("say which drafter to evaluate: --drafter FOLDER of an EAGLE head, or --drafter lookup")
     prompts = read_prompts(args.prompts, args.limit)
-    sampling, main = decoding(args)
+    sampling, main = sampling_of(args), tree_of(args)
     settings = choose([name for name in args.settings.split(",") if name], main)
     target = load_target(args.target, dtype=args.dtype, device=args.device)
-    drafters, what = _drafters(args.drafter, target)
+    drafters, which = _drafters(args.drafter, target)
     fitted = fitting(target, prompts, args.max_new_tokens)
+    traces = args.json.with_suffix(".traces")
+    request = {
+        "target": target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "sampling": asdict(sampling),
+        "max_new_tokens": args.max_new_tokens,
+    }
+    identity = {**request, "drafter": which, "decode": args.decode}
+    texts = {} if args.decode else _answers(target, fitted, request, sampling, args.answers or traces / "answers.json")
+    recalled: dict[int | str, Recalled] = {}  # of the prompt in progress
 
-    def answer(setting: Setting, ids: list[int]) -> Iterator[Event]:
+    def answer(setting: Setting, prompt: Prompt, ids: list[int]) -> Iterator[Event]:
         method, drafter = drafters[setting.static]
+        by = target
+        if not args.decode:
+            if prompt.id not in recalled:
+                recalled.clear()
+                recalled[prompt.id] = Recalled(target, ids + texts[prompt.id], drafter.capture)
+            by = recalled[prompt.id]
         return generate(
-            target,
+            by,
             drafter,
             ids,
             method=method,
@@ -374,34 +412,57 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             max_new_tokens=args.max_new_tokens,
         )
 
-    request = {
-        "target": target.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter": args.drafter,
-        "sampling": asdict(sampling),
-        "max_new_tokens": args.max_new_tokens,
-        "prompts_file": args.prompts.name,
-        "prompts": len(fitted),
-    }
-    identity = {key: request[key] for key in ("target", "dtype", "sampling", "max_new_tokens")} | {"drafter": what}
-    found: dict[str, Any] = {}
-    result: dict[str, Any] = {}
     with tqdm(total=len(settings) * len(fitted), unit="answer", file=sys.stderr) as bar:
 
         def progress(doing: str) -> None:
             bar.set_description(doing)
             bar.update()
 
-        traces = args.json.with_suffix(".traces")
-        for setting, numbers_ in evaluate(answer, settings, fitted, traces, identity, progress):
-            found[setting.name] = numbers_
-            first = next(iter(found.values()))
-            result = {**first, **request, "machine": machine(target), "settings": found}
-            args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")  # so far
+        found = evaluate(answer, settings, fitted, traces, identity, progress)
+    result = {
+        **next(iter(found.values())),
+        **request,
+        "drafter": args.drafter,
+        "prompts_file": args.prompts.name,
+        "verified": "by forwards over trees" if args.decode else "by the target's own answers, looked up",
+        "settings": found,
+    }
+    args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.figure:
         save_figure(figure(result), args.figure)
     print(tables(result))
     return result
+
+
+def _answers(
+    target: Target,
+    prompts: Sequence[tuple[Prompt, list[int]]],
+    request: Mapping[str, Any],
+    sampling: Sampling,
+    path: Path,
+) -> dict[int | str, list[int]]:
+    """The target's answers by prompt id, read from `path` as far as they are there, else written now and kept."""
+    from tqdm import tqdm
+
+    from eagle_core.training.recall import write_answers
+
+    known: dict[str, list[int]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    key = {
+        prompt.id: hashlib.sha256(json.dumps([request, ids], sort_keys=True).encode()).hexdigest()[:16]
+        for prompt, ids in prompts
+    }
+    missing = [(key[prompt.id], ids) for prompt, ids in prompts if key[prompt.id] not in known]
+    if missing:
+        with tqdm(total=len(missing), desc="the target's answers", unit="answer", file=sys.stderr) as bar:
+            written = write_answers(
+                target, [ids for _, ids in missing], request["max_new_tokens"], sampling, bar.update
+            )
+        known |= dict(zip([k for k, _ in missing], written, strict=True))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(known), encoding="utf-8")
+        unfinished.replace(path)
+    return {i: known[k] for i, k in key.items()}
 
 
 def _drafters(name: str, target: Target) -> tuple[dict[bool, tuple[str, Drafter]], str]:
