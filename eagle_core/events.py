@@ -193,10 +193,10 @@ def load(line: str) -> Event:
         plain = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
         raise TraceError(f"not a line of JSON ({e}); a trace holds one JSON object a line") from None
-    if not isinstance(plain, dict) or plain.get("kind") not in _KINDS:
-        found = plain.get("kind") if isinstance(plain, dict) else type(plain).__name__
-        raise TraceError(f"expected an object with kind start, step or finish, found {str(found)[:80]!r}")
-    cls = _KINDS[plain.pop("kind")]
+    kind = plain.pop("kind", None) if isinstance(plain, dict) else type(plain).__name__
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise TraceError(f"expected an object with kind start, step or finish, found {str(kind)[:80]!r}")
+    cls = _KINDS[kind]
     if cls is Start and plain.get("schema") != SCHEMA:
         raise TraceError(
             f"this trace has schema {str(plain.get('schema'))[:20]}, this version reads {SCHEMA}; update, or record it again"

@@ -120,15 +120,18 @@ class Template:
     @classmethod
     def parse(cls, paths: Sequence[Sequence[int]]) -> Template:
         """Check and sort. Raises `InvalidRequest` naming the offending path."""
+        for path in paths:
+            if not path or any(not isinstance(r, int) or isinstance(r, bool) or not 0 <= r < 64 for r in path):
+                raise InvalidRequest(f"static tree: {list(path)} is no path; ranks are whole numbers from 0 to 63")
         rows = sorted({tuple(p) for p in paths}, key=lambda p: (len(p), p))
         if not rows:
             raise InvalidRequest("the static tree is empty; give at least one path such as [0]")
         if len(rows) + 1 > MAX_NODES:
-            raise InvalidRequest(f"the static tree has {len(rows)} nodes; at most {MAX_NODES - 1} and the root fit")
+            raise InvalidRequest(
+                f"the static tree has {len(rows)} drafted nodes; with the root at most {MAX_NODES} fit, so leave some out"
+            )
         known = set(rows)
         for path in rows:
-            if not path or any(not isinstance(r, int) or isinstance(r, bool) or not 0 <= r < 64 for r in path):
-                raise InvalidRequest(f"static tree: {list(path)} is no path; ranks are whole numbers from 0 to 63")
             if len(path) > 1 and path[:-1] not in known:
                 raise InvalidRequest(f"static tree: {list(path)} has no parent; add {list(path[:-1])}")
         return cls(tuple(rows))

@@ -55,8 +55,9 @@ class TextStream:
 
     def take(self) -> str:
         """The text that became final since the last call."""
-        if self.stopped is None:
-            self._whole = decode(self._tokenizer, self._ids)
+        if self.stopped is not None:
+            return self._hand_out(self._whole)
+        self._whole = decode(self._tokenizer, self._settled())
         return self._hand_out(self._final(self._whole))
 
     def finish(self) -> str:
@@ -66,6 +67,19 @@ class TextStream:
         piece = self._whole[len(self._given) :]
         self._given = self._whole
         return piece
+
+    def _settled(self) -> list[int]:
+        """The ids without a run of byte tokens at the end: SentencePiece decodes such a run as a whole, so one more
+        bad byte turns all of its characters into broken ones."""
+        tokenizer, ids = self._tokenizer, self._ids
+        end = first_byte = len(ids)
+        while tokenizer is not None and end:  # special tokens are no text, so a run goes on across them
+            end -= 1
+            if _is_byte(tokenizer.convert_ids_to_tokens(ids[end])):
+                first_byte = end
+            elif ids[end] not in _special(tokenizer):
+                break
+        return ids[:first_byte]
 
     def _final(self, text: str) -> str:
         """Without what may still change: broken bytes at the end, the beginning of a stop string."""
@@ -84,6 +98,10 @@ class TextStream:
             return ""
         piece, self._given = text[len(self._given) :], text
         return piece
+
+
+def _is_byte(piece: str | None) -> bool:
+    return piece is not None and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
 
 
 class Labels:

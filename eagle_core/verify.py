@@ -33,7 +33,7 @@ from torch import Tensor
 from eagle_core.errors import InvalidRequest
 from eagle_core.tree import DraftTree
 
-__all__ = ["Noise", "Sampling", "draws", "processed", "ratio_draws", "walk"]
+__all__ = ["Noise", "Sampling", "draws", "processed", "ratio_draws", "ratio_odds", "walk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class Noise:
         return torch.rand(1, device=self._device, generator=self._key(position, 2))
 
 
-def draws(logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, noise: Noise, max_depth: int) -> tuple[
-    Tensor, Tensor | None
-]:
+def draws(
+    logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, noise: Noise, max_depth: int
+) -> tuple[Tensor, Tensor | None]:
     """What the target draws at every node.
 
     Args:
@@ -172,30 +172,48 @@ def draws(logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, no
     return (probs / rows[tree.depth]).argmax(-1), probs
 
 
-def ratio_draws(logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, noise: Noise, max_depth: int) -> tuple[
-    Tensor, Tensor | None
-]:
+def ratio_odds(probs: Tensor, tree: DraftTree) -> tuple[Tensor, Tensor]:
+    """The ratio rule's numbers for a sampled chain.
+
+    Args:
+        probs: [N, V], the target's processed distribution at every node.
+        tree: a path of N nodes with `proposal`.
+
+    Returns:
+        accept [N − 1]: min(1, p/q) of each draft, and rest [N, V]: what is drawn from at a node where its draft is
+        rejected, the normalised (p − q)+, and p itself at the last node. Where p − q has no positive part rejection
+        cannot happen, and the row is p.
+    """
+    drafted = tree.tokens[1:, None]
+    assert tree.proposal is not None
+    q = tree.proposal[:-1]
+    accept = (probs[:-1].gather(1, drafted) / q.gather(1, drafted).clamp_min(1e-38))[:, 0].clamp_max(1)
+    rest = (probs[:-1] - q).clamp_min(0)
+    mass = rest.sum(1, keepdim=True)
+    rest = torch.where(mass > 0, rest / mass.clamp_min(1e-38), probs[:-1])
+    return accept, torch.cat((rest, probs[-1:]))
+
+
+def ratio_draws(
+    logits: Tensor, tree: DraftTree, position: int, sampling: Sampling, noise: Noise, max_depth: int
+) -> tuple[Tensor, Tensor | None]:
     """The ratio rule for a sampled chain, told as draws: an accepted draft's parent "draws" the draft itself.
 
     `tree` is a path with `proposal` [N, V], row i the distribution that the draft after node i was sampled from. The
     residual (p − q)+ is zero at a rejected token, so a rejected draft is never drawn again and the walk stops.
-    Arguments and results as in `draws`, and at temperature 0 it is `draws`: both rules accept exactly the argmax.
+    Arguments and results as in `draws`, and without a proposal (temperature 0, no drafts) it is `draws`.
 
     Source: Leviathan et al. 2023, Algorithm 1 and Appendix A.1.
     """
-    if sampling.greedy or tree.proposal is None or len(tree) == 1:
+    if sampling.greedy or tree.proposal is None:
         return draws(logits, tree, position, sampling, noise, max_depth)
     probs = processed(logits, sampling)
     n, vocab = probs.shape
+    accept, rest = ratio_odds(probs, tree)
     rows = torch.stack([noise.exponential(position + 1 + d, vocab) for d in range(n)])
     coins = torch.cat([noise.uniform(position + 1 + d) for d in range(n - 1)])
-    drafted = tree.tokens[1:, None]
-    p, q = probs[:-1].gather(1, drafted)[:, 0], tree.proposal[:-1].gather(1, drafted)[:, 0]
-    accept = coins * q < p  # coin < p / q without the division; p = 0 always rejects
-    residual = probs.clone()
-    residual[:-1] = (probs[:-1] - tree.proposal[:-1]).clamp_min(0)
-    choices = (residual / rows).argmax(-1)
-    choices[:-1] = torch.where(accept, tree.tokens[1:], choices[:-1])
+    choices = (rest / rows).argmax(-1)
+    choices[:-1] = torch.where(coins < accept, tree.tokens[1:], choices[:-1])
     return choices, probs
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -595,8 +596,7 @@ def test_inspect_knows_a_language_model(target: Target) -> None:
     with pytest.raises(CheckpointError, match="whole language model"):
         load_head(folder, target)
     other = LlamaConfig(vocab_size=50, hidden_size=32, num_attention_heads=4)
-    with pytest.raises(PairMismatch, match=r"96 tokens, .* 50"):
-        inspect(folder, other)
+    assert re.search(r"96 tokens, .* 50", inspect(folder, other)["warnings"][0])
 
 
 def test_inspect_on_the_command_line(eagle3: Folder, capsys: pytest.CaptureFixture[str]) -> None:

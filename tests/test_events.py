@@ -1,0 +1,117 @@
+"""Traces: the round trip, and what a broken or hostile file gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from eagle_core.errors import TraceError
+from eagle_core.events import SCHEMA, Finish, Start, Step, dump, load, load_trace
+from tests import synthetic
+
+
+def test_round_trip_of_any_run() -> None:
+    for seed in range(5):
+        events = synthetic.run(seed)
+        assert list(load_trace([dump(e) for e in events])) == events
+        assert list(load_trace([dump(e) + "\n" for e in events] + ["\n"])) == events
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_survives(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    step = next(e for e in synthetic.run(1, texts=[text or "x", "y"]) if isinstance(e, Step))
+    assert load(dump(step)) == step
+
+
+def test_events_are_frozen_and_hold_no_nan() -> None:
+    start, step, finish = (next(e for e in synthetic.run(0) if isinstance(e, kind)) for kind in (Start, Step, Finish))
+    for event in (start, step, finish):
+        with pytest.raises(AttributeError):
+            event.text = "other"  # type: ignore[misc]
+    step.timing["draft_ms"] = float("nan")
+    with pytest.raises(ValueError):
+        dump(step)
+
+
+def spoiled(change: Any, kind: str = "step") -> str:
+    event = next(e for e in synthetic.run(0) if e.kind == kind)
+    plain = json.loads(dump(event))
+    change(plain)
+    return json.dumps(plain)
+
+
+@pytest.mark.parametrize("line,names", [
+    ("", "JSON"), ("{", "JSON"), ("[]", "object"), ("null", "object"), ('{"kind":"stop"}', "stop"), ("[" * 100_000, "JSON"),
+    (spoiled(lambda p: p.pop("nodes")), "nodes"),
+    (spoiled(lambda p: p.update(extra=1)), "extra"),
+    (spoiled(lambda p: p.update(nodes=[])), "root"),
+    (spoiled(lambda p: p.update(index="0")), "index"),
+    (spoiled(lambda p: p.update(index=True)), "index"),
+    (spoiled(lambda p: p["nodes"][1].update(parent=5)), "tree"),
+    (spoiled(lambda p: p["nodes"][1].update(parent=-7)), "tree"),
+    (spoiled(lambda p: p["nodes"][1].update(id=9)), "tree"),
+    (spoiled(lambda p: p["nodes"][1].update(depth=3)), "depth"),
+    (spoiled(lambda p: p["nodes"][1].update(fate="<b>")), "fate"),
+    (spoiled(lambda p: p["nodes"][1].pop("text")), "exactly"),
+    (spoiled(lambda p: p["nodes"][1].update(text=None)), "text"),
+    (spoiled(lambda p: p.update(accepted=[0, 0])), "accepted"),
+    (spoiled(lambda p: p.update(accepted=[])), "accepted"),
+    (spoiled(lambda p: p.update(timing=[])), "timing"),
+    (spoiled(lambda p: p["timing"].update(draft_ms="1")), "timing"),
+    (spoiled(lambda p: p.update(schema=SCHEMA + 1), "start"), "schema"),
+    (spoiled(lambda p: p.update(value=1)).replace('"value": 1}', '"value": NaN}'), "NaN"),
+])  # fmt: skip
+def test_a_broken_line_is_refused_by_name(line: str, names: str) -> None:
+    with pytest.raises(TraceError, match=names):
+        load(line)
+
+
+def test_a_trace_in_disorder_is_refused_with_its_line() -> None:
+    lines = [dump(e) for e in synthetic.run(0)]
+    for broken, number in ((lines[1:], 1), ([*lines, lines[1]], len(lines) + 1), (lines[:2] + lines[3:], 3), ([lines[0]] * 2, 2)):
+        with pytest.raises(TraceError, match=f"line {number}"):
+            list(load_trace(broken))
+
+
+def test_a_trace_cut_off_still_gives_what_was_written() -> None:
+    lines = [dump(e) for e in synthetic.run(0)]
+    assert len(list(load_trace(lines[:3]))) == 3
+
+
+_RUN = [dump(e) for e in synthetic.run(2, steps=2, total=5, depth=2, top_k=2)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_nothing_but_a_trace_error_comes_out(data: Any) -> None:
+    """Any value in any place of a real event: it loads, or a TraceError says why not."""
+    plain = json.loads(data.draw(st.sampled_from(_RUN)))
+    junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({}), st.just([{}]))
+    spot: Any = plain
+    while True:
+        key = data.draw(st.sampled_from(sorted(spot)) if isinstance(spot, dict) else st.integers(0, len(spot) - 1))
+        if isinstance(spot[key], dict | list) and spot[key] and data.draw(st.booleans()):
+            spot = spot[key]
+        else:
+            spot[key] = data.draw(junk)
+            break
+    try:
+        load(json.dumps(plain))
+    except TraceError:
+        pass
+
+
+def test_replaying_a_trace_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from eagle_core import load_trace, METHODS, TreeSettings; import eagle_core.metrics, eagle_core.__main__;"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
