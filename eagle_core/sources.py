@@ -55,28 +55,33 @@ def locate(name: str | Path) -> Path:
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    import httpx
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
     try:
-        try:
-            siblings = HfApi().model_info(repo, revision=revision).siblings or []
-            wanted = _wanted(sibling.rfilename for sibling in siblings)
-            return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
-        except (ConnectionError, httpx.TransportError):  # no way to the hub: what an earlier run left will do
-            return Path(snapshot_download(repo, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, ConnectionError, httpx.TransportError) as error:
-        raise ModelNotFound(
-            f"{repo} is neither a folder nor in the local hub cache, and the hub cannot be reached; connect to the"
-            " network, set HF_ENDPOINT to a mirror, or give a local folder"
-        ) from error
+        siblings = HfApi().model_info(repo, revision=revision).siblings or []
+        wanted = _wanted(sibling.rfilename for sibling in siblings)
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise ModelNotFound(f"{repo!r} is neither a folder nor a hub id (owner/name); check the spelling") from error
     except HfHubHTTPError as error:
         raise ModelNotFound(_refusal(repo, error)) from error
+    except (HTTPError, ConnectionError) as error:  # no way to the hub: what an earlier run left will do
+        return _cached(repo, revision, error)
     except OSError as error:
         raise ModelNotFound(f"the files of {repo} could not be stored: {error}; make room or set HF_HOME") from error
+
+
+def _cached(repo: str, revision: str | None, unreachable: Exception) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        raise ModelNotFound(
+            f"{repo} is neither a folder nor in the local hub cache, and the hub cannot be reached; connect to the"
+            " network, set HF_ENDPOINT to a mirror, or give a local folder"
+        ) from unreachable
 
 
 def _wanted(files: Iterable[str]) -> list[str]:

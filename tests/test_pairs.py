@@ -293,7 +293,9 @@ def test_a_local_folder_is_a_target(family: str, attention: str, tmp_path: Path)
     assert target.attention == attention and target.tokenizer is None and target.name == str(tmp_path / "model")
     assert all(torch.equal(a, b) for a, b in zip(target.model.parameters(), tiny_model(family).parameters()))
     assert pairs.target_config(str(tmp_path / "model")).num_hidden_layers == target.num_layers
-    assert _ids(Pair(target).generate([5, 6, 7], method="vanilla", max_new_tokens=8)) == greedy(target.model, [5, 6, 7], 8)
+    assert _ids(Pair(target).generate([5, 6, 7], method="vanilla", max_new_tokens=8)) == greedy(
+        target.model, [5, 6, 7], 8
+    )
 
 
 def test_dtype_and_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
