@@ -250,33 +250,40 @@ def bench(
     Args:
         contestants: must contain "vanilla", the reference of ids.
         prompts: with their ids, chat template applied.
-        progress: called with what is being run.
+        progress: called with what was run.
     """
     records = {c.name: Record() for c in contestants}
     warm_up = min(prompts, key=lambda p: len(p[1]))[1]
     for c in contestants:  # first runs allocate caches, load heads, and choose kernels
+        _attempt(c, warm_up, min(max_new_tokens, 8))
         progress(f"warm-up {c.name}")
-        try:
-            c.answer(warm_up, min(max_new_tokens, 8))
-        except (
-            Exception
-        ) as e:  # whatever a contestant raises is its result, reported below; it must not stop the others
-            print(f"warm-up of {c.name} failed: {type(e).__name__}: {e}", file=sys.stderr)
     for i, (prompt, ids) in enumerate(prompts):
         turn = i % len(contestants)
         for c in [*contestants[turn:], *contestants[:turn]]:
+            answer = _attempt(c, ids, max_new_tokens)
+            if isinstance(answer, Answer):
+                records[c.name].answers[prompt.id] = answer
+            else:
+                records[c.name].failed[prompt.id] = answer
             progress(f"{prompt.category} {prompt.id} {c.name}")
-            try:
-                records[c.name].answers[prompt.id] = c.answer(ids, max_new_tokens)
-            except Exception as e:  # as above
-                records[c.name].failed[prompt.id] = f"{type(e).__name__}: {e}"
-                print(f"{c.name} failed on prompt {prompt.id}: {type(e).__name__}: {e}", file=sys.stderr)
         reference = records["vanilla"].answers.get(prompt.id)
         for c in contestants:
             answer = records[c.name].answers.get(prompt.id)
             if reference is not None and answer is not None and c.checked:
                 records[c.name].verdicts[prompt.id] = judge(target, ids, answer.ids, reference.ids, sampling)
     return records
+
+
+def _attempt(c: Contestant, ids: list[int], max_new_tokens: int) -> Answer | str:
+    """The answer, or what went wrong: whatever a contestant raises is its result and must not stop the others."""
+    try:
+        answer = c.answer(ids, max_new_tokens)
+    except Exception as e:
+        print(f"{c.name} failed: {type(e).__name__}: {e}", file=sys.stderr)
+        return f"{type(e).__name__}: {e}"
+    # Candidates are most of an event; kept for every answer, they would slow down what is measured after them.
+    steps = tuple(replace(step, dropped=[]) for step in answer.run.steps)
+    return replace(answer, run=replace(answer.run, steps=steps))
 
 
 def quartiles(values: Iterable[float]) -> dict[str, float | int] | None:

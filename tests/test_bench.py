@@ -225,7 +225,7 @@ def test_a_crash_is_reported_and_stops_nobody_else(capsys):
     assert fragile["ratio_to_vanilla"] == {"median": 2.0, "q1": 2.0, "q3": 2.0, "n": 2}
     assert fragile["ratio_to_hf"] is None
     assert found["methods"]["vanilla"]["tokens_per_second"]["n"] == 3
-    assert "fragile failed on prompt 2" in capsys.readouterr().err
+    assert "fragile failed: RuntimeError: out of patience" in capsys.readouterr().err
     assert tables(found).splitlines()[3].endswith("1")
 
 

@@ -197,7 +197,7 @@ def evaluate(
         prompts: with their ids, chat template applied.
         traces: folder of finished answers.
         identity: what an answer depends on beside the setting and the prompt's ids (JSON-able).
-        progress: called with what is being done, once for each answer.
+        progress: called with what was done, once for each answer.
     """
     paths: dict[str, dict[int | str, Path]] = {setting.name: {} for setting in settings}
     for prompt, ids in prompts:
@@ -205,9 +205,9 @@ def evaluate(
             depends = json.dumps([identity, asdict(setting.tree), setting.static, ids], sort_keys=True)
             key = hashlib.sha256(depends.encode()).hexdigest()[:16]
             path = paths[setting.name][prompt.id] = traces / f"{prompt.id}-{key}.jsonl.gz"
-            progress(f"{setting.name} {prompt.category} {prompt.id}")
             if not path.exists():
                 keep(path, answer(setting, prompt, ids))
+            progress(f"{setting.name} {prompt.category} {prompt.id}")
     category = {prompt.id: prompt.category for prompt, _ in prompts}
     return {
         setting.name: {
