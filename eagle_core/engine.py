@@ -63,7 +63,7 @@ def generate(
         prompt_ids: the whole prompt, template applied; at least one id.
         method: the drafter's name in `METHODS`.
         sampling: how to draw; greedy by default.
-        settings: the tree's budget; `total_token` must be decided (see `budget.auto_settings` for −1).
+        settings: the tree's budget; `total_token` −1 needs `costs` (`budget.measure_costs`).
         max_new_tokens: exactly so many unless something else ends the answer first.
         stop: strings that end the answer; the text ends before the earliest one.
         cancel: set it from any thread; the answer ends before the next forward.
@@ -100,8 +100,8 @@ def _check(
         raise InvalidRequest(
             f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}, answer included; shorten the prompt"
         )
-    if settings.total_token < 1:
-        raise InvalidRequest("total_token -1 is decided before the loop; call auto_settings first")
+    if settings.total_token == -1 and settings.costs is None:
+        raise InvalidRequest("total_token is -1 without measured costs to decide by; a pair measures them by itself")
     if stop and target.tokenizer is None:
         raise InvalidRequest("stop strings need a tokenizer, and this target has none")
     if any(not s for s in stop):
@@ -465,9 +465,14 @@ class _Answer:
 
 
 def _plain(settings: TreeSettings) -> dict[str, Any]:
-    """The settings as JSON holds them."""
-    tree = settings.static_tree
-    return {**asdict(settings), "static_tree": None if tree is None else [list(path) for path in tree]}
+    """The settings as JSON holds them: lists for tuples, and only what is set."""
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: listed(v) for k, v in value.items()}
+        return [listed(v) for v in value] if isinstance(value, tuple) else value
+
+    return {k: listed(v) for k, v in asdict(settings).items() if v is not None}
 
 
 def _versions() -> dict[str, str]:

@@ -24,6 +24,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from eagle_core.budget import best_size, next_level_pays
 from eagle_core.drafters.base import MAX_NODES, TreeSettings
 from eagle_core.errors import InvalidRequest
 from eagle_core.tree import Candidates, DraftTree, ancestor_mask
@@ -66,6 +67,7 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings) -> DraftT
     above = torch.full((1,), -1, device=device)  # candidate number of each expanded node
     above_value = torch.zeros(1, device=device)
     made = 0  # candidates of the levels before
+    costs = settings.auto if root.device.type == "cpu" else None  # elsewhere, looking at values would stall the device
     for d in range(1, depth + 1):
         confidence = logp.flatten()
         value = (above_value[:, None] + logp).flatten()
@@ -74,13 +76,24 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings) -> DraftT
         rank = value if settings.expand_by == "value" else confidence
         beam = _ranked(rank)[:k]
         in_beam.append(torch.zeros(len(rank), dtype=torch.bool, device=device).index_fill_(0, beam, True))
+        if costs is not None and d < depth:
+            ranked = torch.cat([part[3] for part in levels]).sort(descending=True).values.exp().tolist()
+            parents_worth, worth = above_value.exp().sum().item(), value[beam].exp()
+            share = min(worth.sum().item() / max(parents_worth, 1e-9), 1.0)
+            if not next_level_pays(ranked, worth.tolist(), share, costs, costs.extend_ms + (d - 1) * costs.level_ms):
+                depth = d
         if d < depth:
             logp, token = expand.level(beam // k, tokens[beam], d).topk(k, -1)
             above, above_value = made + beam, value[beam]
         made += len(rank)
+        if d == depth:
+            break
     tokens, parents, confidence, value = (torch.cat(parts) for parts in zip(*levels, strict=True))
     beams = torch.cat(in_beam)
-    count = min(settings.total_token - 1, made if settings.rerank else k * depth)
+    count = min(settings.limit - 1, made if settings.rerank else k * depth)
+    if costs is not None:
+        ranked = value.sort(descending=True).values.exp().tolist()
+        count = min(count, best_size(ranked, costs, costs.extend_ms + (depth - 1) * costs.level_ms)[0] - 1)
     if settings.rerank:
         chosen = _ranked(value)[:count].sort().values
     else:  # what the beam kept, level by level: its first `count`

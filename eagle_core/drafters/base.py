@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from eagle_core.budget import AUTO_LIMIT, Costs
 from eagle_core.errors import InvalidRequest
 
 if TYPE_CHECKING:  # the table of methods is read by pages and command lines that never load torch
@@ -33,12 +34,13 @@ class TreeSettings:
     """The budget of one tree.
 
     Attributes:
-        total_token: nodes, root included; −1 lets the machine's measured costs decide (`engine.auto_budget`).
+        total_token: nodes, root included; −1 lets the measured `costs` decide at each step (`budget`).
         depth: deepest level a drafted node can have; a chain of K drafts has depth K and `total_token` K + 1.
             Official EAGLE's `depth` D and SGLang's `num_steps` D + 1 are D + 1 here.
         top_k: children drafted for each node, and nodes expanded on each level.
         expand_by: what the beam ranks by: the path's value (EAGLE-2) or the node's own confidence (its ablation).
         rerank: choose the nodes among all candidates by value (EAGLE-2), or keep them in order of generation.
+        costs: what −1 decides by.
         static_tree: EAGLE-1's template as rank paths, e.g. ((0,), (1,), (0, 0)); None is the reference's 25 nodes.
     """
 
@@ -48,6 +50,7 @@ class TreeSettings:
     expand_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
     static_tree: tuple[tuple[int, ...], ...] | None = None
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         if self.total_token != -1 and not 1 <= self.total_token <= MAX_NODES:
@@ -60,6 +63,16 @@ class TreeSettings:
             raise InvalidRequest(f"top_k of the tree is {self.top_k}; choose 1 to 32 children for each node")
         if self.expand_by not in ("value", "confidence"):
             raise InvalidRequest(f"expand_by is {self.expand_by!r}; the beam ranks by 'value' or by 'confidence'")
+
+    @property
+    def limit(self) -> int:
+        """The most nodes a tree may have, root included."""
+        return AUTO_LIMIT if self.total_token == -1 else self.total_token
+
+    @property
+    def auto(self) -> Costs | None:
+        """The costs to decide by, where the size is not fixed."""
+        return self.costs if self.total_token == -1 else None
 
     def capped(self, depth: int) -> TreeSettings:
         """The same budget, no deeper than `depth` (≥ 1)."""
@@ -113,10 +126,10 @@ class Drafter:
 
     def nodes(self, settings: TreeSettings) -> int:
         """The most nodes a tree of this drafter can have under `settings`."""
-        return settings.total_token
+        return settings.limit
 
     def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
-        """Guess how the text goes on. The tree has `settings.total_token` nodes at most and is no deeper than
+        """Guess how the text goes on. The tree has `settings.limit` nodes at most and is no deeper than
         `settings.depth`; it may be smaller. Runs under `torch.inference_mode`."""
         raise NotImplementedError  # pragma: no cover
 

@@ -58,7 +58,7 @@ class Chain(Drafter):
         accepted = len(feedback.tokens) - 1
         session.cache.length = self._read + min(accepted, max(self._drafted - 1, 0)) if self._read else 0
         unread = torch.tensor(feedback.ids[session.cache.length :])
-        room = min(settings.depth, settings.total_token - 1)
+        room = min(settings.depth, settings.limit - 1)
         self._read, self._drafted = len(feedback.ids), room
         logits, _ = session.prefill(unread.to(self.draft.device, non_blocking=True))
         tokens, confidence, proposal = [feedback.root], [logits.new_ones(1)], []

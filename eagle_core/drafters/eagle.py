@@ -51,7 +51,7 @@ class Eagle(Drafter):
         return template.cut(settings.depth, self.head.config.draft_vocab_size)
 
     def nodes(self, settings: TreeSettings) -> int:
-        return len(self._template(settings).paths) + 1 if self._static else settings.total_token
+        return len(self._template(settings).paths) + 1 if self._static else settings.limit
 
     def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
         scratch = len(self._template(settings).paths) if self._static else settings.top_k * settings.depth

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from eagle_core.budget import best_size
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.tree import DraftTree, path_tree, root_tree
 from eagle_core.verify import Sampling
@@ -61,13 +62,16 @@ class PromptLookup(Drafter):
     def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
         self._learn(len(feedback.tokens) - 1)
         ids = feedback.ids
-        room = min(settings.depth, settings.total_token - 1)
+        room = min(settings.depth, settings.limit - 1)
         start, n = find_continuation(ids, self.longest, room)
         drafted = list(ids[start : start + room])
+        accepted, offered = self._counts.get(n, (0, 1))
+        if settings.auto is not None:
+            values = [(accepted / offered) ** i for i in range(1, len(drafted) + 1)]
+            drafted = drafted[: best_size(values, settings.auto, 0.0)[0] - 1]
         self._last = (n, len(drafted))
         if not drafted:
             return root_tree(feedback.root)
-        accepted, offered = self._counts[n]
         device = feedback.root.device
         tokens = torch.tensor(drafted).to(device, non_blocking=True)
         confidence = torch.full((len(drafted) + 1,), accepted / offered, device=device)

@@ -1,0 +1,84 @@
+"""The size that pays: by hand-made costs, where the best size can be seen; then measured on a tiny pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from eagle_core.budget import AUTO_LIMIT, Costs, best_size, measure_costs, next_level_pays
+from eagle_core.drafters import TreeSettings
+from eagle_core.drafters.plain import PromptLookup, Vanilla
+from eagle_core.engine import generate
+from eagle_core.events import dump, load
+from eagle_core.growth import grow_dynamic
+from tests.conftest import drafter_for, greedy, tiny_target
+from tests.test_growth import Oracle
+
+FREE = Costs((1, 64), (10.0, 10.0), 0.0, 0.0)  # rows cost nothing: take all
+DEAR = Costs((1, 64), (10.0, 640.0), 0.0, 0.0)  # every row costs a forward: take only near-certain ones
+PROMPT = [5, 17, 42, 3, 8]
+
+
+def test_interpolation() -> None:
+    costs = Costs((1, 4, 8), (10.0, 16.0, 36.0), 1.0, 1.0)
+    assert [costs.verify(n) for n in (1, 2, 4, 6, 8, 16)] == [10, 12, 16, 26, 36, 72]
+
+
+def test_the_best_size_by_hand() -> None:
+    assert best_size([0.5] * 80, FREE, 0)[0] == AUTO_LIMIT
+    assert best_size([0.5] * 80, DEAR, 0)[0] == 1
+    assert best_size([], FREE, 0) == (1, 0.1)
+    step = Costs((1, 4, 5, 64), (10.0, 10.0, 40.0, 40.0), 0.0, 0.0)  # three drafts are free, the fourth is not
+    assert best_size([0.9, 0.5, 0.4, 0.4, 0.4], step, 0)[0] == 4
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), max_size=70), st.lists(st.floats(0.1, 50), min_size=4, max_size=4), st.floats(0, 50))
+def test_no_other_size_is_better(values: list[float], steps: list[float], drafted: float) -> None:
+    values = sorted(values, reverse=True)
+    ms = [sum(steps[: i + 1]) for i in range(4)]
+    costs = Costs((1, 8, 24, 64), tuple(ms), 0.0, 0.0)
+    n, rate = best_size(values, costs, drafted)
+    for other in range(1, min(len(values) + 1, AUTO_LIMIT) + 1):
+        assert (1 + sum(values[: other - 1])) / (drafted + costs.verify(other)) <= rate * (1 + 1e-9)
+    assert 1 <= n <= min(len(values) + 1, AUTO_LIMIT)
+
+
+def test_drafting_stops_where_it_cannot_pay() -> None:
+    slow_drafter = Costs((1, 64), (10.0, 10.0), 1.0, 100.0)
+    assert next_level_pays([0.9], [0.9], 0.9, FREE, 0)
+    assert not next_level_pays([0.9], [0.9], 0.9, slow_drafter, 1.0)
+    deep = grow_dynamic(Oracle(3), torch.tensor([1]), TreeSettings(-1, 6, 4, costs=FREE))
+    flat = grow_dynamic(Oracle(3), torch.tensor([1]), TreeSettings(-1, 6, 4, costs=slow_drafter))
+    assert deep.forwards == 6 and flat.forwards == 1 and len(flat) == 5
+    small = grow_dynamic(Oracle(3), torch.tensor([1]), TreeSettings(-1, 6, 4, costs=DEAR))
+    assert len(small) == 1
+
+
+def test_the_choice_depends_on_the_costs_alone() -> None:
+    def sizes() -> list[int]:
+        target = tiny_target()
+        costs = Costs((1, 8, 64), (10.0, 14.0, 60.0), 1.0, 2.0)
+        events = list(
+            generate(target, drafter_for("eagle3", target), PROMPT, method="eagle3",
+                     settings=TreeSettings(-1, costs=costs), max_new_tokens=16)
+        )  # fmt: skip
+        assert [t for e in events[:-1] for t in e.emitted] == greedy(target.model, PROMPT, 16)
+        assert events[0].settings["costs"]["verify_ms"] == [10.0, 14.0, 60.0]
+        assert all(load(dump(event)) == event for event in events)
+        return [len(e.nodes) for e in events[1:-1]]
+
+    assert sizes() == sizes()
+
+
+@pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle2", "eagle3", "chain"])
+def test_measuring_leaves_the_pair_as_it_was(method: str) -> None:
+    target = tiny_target()
+    drafter = drafter_for(method, target)
+    costs = measure_costs(target, drafter)
+    assert costs.rows[0] == 1 and list(costs.verify_ms) == sorted(costs.verify_ms) and costs.verify_ms[0] > 0
+    assert not target.lock.locked()
+    events = list(generate(target, drafter, PROMPT, method=method, settings=TreeSettings(-1, costs=costs), max_new_tokens=12))
+    assert [t for e in events[:-1] for t in e.emitted] == greedy(target.model, PROMPT, 12)
+    assert isinstance(drafter, PromptLookup | Vanilla) or costs.level_ms >= 0
