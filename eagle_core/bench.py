@@ -268,9 +268,9 @@ def bench(
             progress(f"{prompt.category} {prompt.id} {c.name}")
         reference = records["vanilla"].answers.get(prompt.id)
         for c in contestants:
-            answer = records[c.name].answers.get(prompt.id)
-            if reference is not None and answer is not None and c.checked:
-                records[c.name].verdicts[prompt.id] = judge(target, ids, answer.ids, reference.ids, sampling)
+            ours = records[c.name].answers.get(prompt.id)
+            if reference is not None and ours is not None and c.checked:
+                records[c.name].verdicts[prompt.id] = judge(target, ids, ours.ids, reference.ids, sampling)
     return records
 
 
