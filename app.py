@@ -11,12 +11,15 @@ one visitor at a time has the models, the others wait in a `Line` and see how ma
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+import math
 import os
 import queue
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +30,11 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 import gradio as gr
 
 from eagle_core.errors import EagleError
-from eagle_core.events import Event, Finish, load_trace
-from viz.export import parts
+from eagle_core.events import Event, load_trace
+from eagle_core.metrics import Run
+from viz.export import numbers_csv, parts, replay, trace
 from viz.stage import Teller, message
+from viz.verdict import beside
 from viz.words import LANGUAGES, WORDS, say
 
 if TYPE_CHECKING:
@@ -47,6 +52,12 @@ USES: dict[str, tuple[str, ...]] = {
 }
 """Which knobs of the tree each method reads: `METHODS` without importing torch; a test holds them equal."""
 
+CHARTS = ("length", "histogram", "acceptance", "calibration", "time", "race", "size")
+"""Charts below the stage, the names of `viz.charts.CHARTS`; plotly is imported when they are first looked at."""
+
+MAX_TRACE = 32 << 20
+"""Characters of an uploaded trace."""
+
 BEAT = 0.05
 """Seconds between two messages at least: what a browser can take without falling behind."""
 
@@ -55,12 +66,30 @@ BEAT = 0.05
 
 
 @dataclass
+class Shown:
+    """One answer on a page: its events, the reference run beside it, and the verdict."""
+
+    teller: Teller
+    ask: str | None = None
+    plain: Teller | None = None
+    verdict: dict[str, Any] | None = None
+
+    @property
+    def run(self) -> Run:
+        return Run.collect(self.teller.events)
+
+
+@dataclass
 class Visit:
-    """One visitor: the conversation, and the handle that stops the answer under way."""
+    """One visitor: the conversation, what the page shows of it, and the handle that stops the answer under way."""
 
     talk: list[dict[str, str]] = field(default_factory=list)
-    tellers: list[Teller] = field(default_factory=list)
+    shown: dict[str, Shown] = field(default_factory=dict)
     cancel: threading.Event = field(default_factory=threading.Event)
+
+    def start_over(self) -> None:
+        self.cancel.set()
+        self.talk, self.shown = [], {}
 
 
 class Line:
@@ -154,15 +183,21 @@ def batches(events: Iterator[Event], cancel: threading.Event) -> Iterator[list[E
 
 
 class Playground:
-    """What the handlers share: the models, the line before them, the visitors."""
+    """What the handlers share: the models, the line before them, the visitors, the recordings."""
 
-    def __init__(self, models: Models) -> None:
-        self.models = models
+    def __init__(self, models: Models, recordings: dict[str, Recording], opening: Recording | None) -> None:
+        self.models, self.recordings, self.opening = models, recordings, opening
         self.line = Line()
         self._visits: dict[str, Visit] = {}
 
     def visit(self, request: gr.Request | None) -> Visit:
-        return self._visits.setdefault(str(request.session_hash) if request else "", Visit())
+        """The visit of a browser session; a new one sees the opening recording."""
+        key = str(request.session_hash) if request else ""
+        if key not in self._visits:
+            visit = self._visits[key] = Visit()
+            if self.opening:
+                visit.shown[self.opening.name] = self.opening.shown()
+        return self._visits[key]
 
     def leave(self, request: gr.Request) -> None:
         """A visitor closed the page: whatever was running for them stops."""
@@ -172,6 +207,16 @@ class Playground:
     def stop(self, request: gr.Request) -> str:
         self.visit(request).cancel.set()
         return message(note={"key": "status.stopping"})
+
+    def fresh(self, request: gr.Request) -> str:
+        self.visit(request).start_over()
+        return message(clear=True)
+
+    def play(self, visit: Visit, recording: Recording, at: dict[str, Any] | None = None) -> str:
+        """Put a recording on stage, in place of whatever was there."""
+        visit.start_over()
+        visit.shown[recording.name] = shown = recording.shown()
+        return shown.teller.recall(recording.told, clear=True, at=at)
 
     def answer(self, visit: Visit, text: str, *, race: bool, system: str | None, **wish: Any) -> Iterator[str]:
         """Messages for the stage while one prompt is answered, and checked if `race`."""
@@ -191,11 +236,17 @@ class Playground:
                 gr.Warning(str(e))
 
     def _answer(
-        self, pair: Pair, visit: Visit, cancel: threading.Event, text: str, race: bool, system: str | None, wish: dict[str, Any]
+        self,
+        pair: Pair,
+        visit: Visit,
+        cancel: threading.Event,
+        text: str,
+        race: bool,
+        system: str | None,
+        wish: dict[str, Any],
     ) -> Iterator[str]:
         from eagle_core import Sampling, TreeSettings
-        from eagle_core.compare import judge
-        from eagle_core.metrics import Run
+        from eagle_core.compare import Verdict, judge
 
         method, most = wish["method"], wish["max_new_tokens"]
         if why := pair.why_not(method):
@@ -204,42 +255,144 @@ class Playground:
         sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], wish["seed"])
         settings = TreeSettings(wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"])
         asked = [*visit.talk, {"role": "user", "content": text}]
-        request: dict[str, Any] = {"sampling": sampling, "settings": settings, "max_new_tokens": most}
+        request: dict[str, Any] = {"sampling": sampling, "settings": settings, "max_new_tokens": most, "cancel": cancel}
         name = uuid.uuid4().hex[:8]
 
-        teller = Teller(name, ask=text)
-        yield message(note={"key": "status.prefill"})
-        for batch in batches(pair.generate(asked, method=method, system=system, cancel=cancel, **request), cancel):
-            yield teller.tell(batch)
-        ours = Run.collect(teller.events)
-        visit.tellers.append(teller)
+        events = pair.generate(asked, method=method, system=system, **request)
+        if not visit.talk:  # the first message takes the place of the recording
+            visit.shown = {}
+            yield message(clear=True, note={"key": "status.prefill"})
+        shown = visit.shown[name] = Shown(Teller(name, ask=text), text)
+        yield shown.teller.tell([], note={"key": "status.prefill"})
+        for batch in batches(events, cancel):
+            yield shown.teller.tell(batch)
+        ours = shown.run
         visit.talk = [*asked, {"role": "assistant", "content": ours.text}]
-        if not race or method == "vanilla" or cancel.is_set():
+        if not race or method == "vanilla" or cancel.is_set() or not ours.starts:
             return
 
         yield message(note={"key": "status.plain"})
-        plain = Teller(f"{name}.plain", role="plain")
-        for batch in batches(pair.generate(ours.starts[0].prompt_ids, method="vanilla", cancel=cancel, **request), cancel):
+        plain = shown.plain = Teller(f"{name}.plain", role="plain", of=name)
+        for batch in batches(pair.generate(ours.starts[0].prompt_ids, method="vanilla", **request), cancel):
             yield plain.tell(batch)
         if cancel.is_set():
+            shown.plain = None
             yield message(note=None)
             return
         theirs = Run.collect(plain.events)
-        verdict: dict[str, Any]
         if pair.drafter(method).rule == "ratio" and not sampling.greedy:
-            verdict = {"verdict": "none", "key": "ratio"}
+            found = Verdict(None)  # ids cannot tell
         else:
             found = judge(pair.target, ours.starts[0].prompt_ids, ours.ids, theirs.ids, sampling)
-            verdict = {"verdict": found.verdict, "key": found.verdict, "n": len(ours.ids), "at": found.position, "gap": found.gap}
-        seconds = [run.finishes[0].seconds for run in (ours, theirs)]
-        yield teller.tell([], verdict=verdict | {"speedup": seconds[1] / seconds[0]})
+        shown.verdict = beside(ours, theirs, found)
+        yield shown.teller.tell([], verdict=shown.verdict)
+
+    # What the stage asks for by itself. Everything a browser sends is checked.
+
+    def keep(self, asked: list[Any], request: gr.Request) -> dict[str, str]:
+        """A file of what is on stage: [kind, name of the run, index of the step]."""
+        kind, name, index = (*asked, None, None, None)[:3]
+        shown = self.visit(request).shown.get(str(name))
+        steps = shown.run.steps if shown else ()
+        if shown is None or not isinstance(index, int) or not 0 <= index < len(steps):
+            return {"error": "this run is no longer on the server; record it again"}
+        events, method = shown.teller.events, shown.run.starts[0].method
+        if kind == "trace":
+            return {"name": f"eagle-{method}-{name}.jsonl", "type": "application/x-ndjson", "text": trace(events)}
+        if kind == "replay":
+            page = replay(events, ask=shown.ask, verdict=shown.verdict)
+            return {"name": f"eagle-{method}-{name}.html", "type": "text/html", "text": page}
+        if kind == "csv":
+            return {"name": f"eagle-{method}-{name}.csv", "type": "text/csv", "text": numbers_csv(events)}
+        if kind == "graphml":
+            from viz.graph import graphml
+
+            return {
+                "name": f"eagle-{method}-{name}-step{index + 1}.graphml",
+                "type": "application/xml",
+                "text": graphml(steps[index]),
+            }
+        return {"error": f"there is nothing of the kind {str(kind)[:40]!r} to keep"}
+
+    def open_trace(self, asked: list[Any], request: gr.Request) -> dict[str, str]:
+        """A visitor's own trace, [file name, text]: on stage, or a sentence on why not, and then nothing changes."""
+        name, text = (*asked, None, None)[:2]
+        if not isinstance(name, str) or not isinstance(text, str):
+            return {"error": "not a trace"}
+        if len(text) > MAX_TRACE:
+            return {"error": f"this trace has {len(text) >> 20} MB, more than {MAX_TRACE >> 20}"}
+        try:
+            recording = Recording.of(f"{Path(name).stem[:40]}-{uuid.uuid4().hex[:6]}", load_trace(text.splitlines()))
+        except EagleError as e:
+            return {"error": str(e)}
+        if len(recording.events) < 2:
+            return {"error": "this trace holds no step"}
+        return {"message": self.play(self.visit(request), recording)}
+
+    def charts(self, request: gr.Request, language: str) -> list[Any]:
+        """Figures of the last answer on the page."""
+        from viz.charts import figures
+
+        shown = next(reversed(self.visit(request).shown.values()), None)
+        run = shown.run if shown else Run()
+        plain = Run.collect(shown.plain.events) if shown and shown.plain else None
+        return list(figures(run, plain, language).values())
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run and what the stage is told of it, computed once."""
+
+    name: str
+    events: list[Event]
+    told: list[dict[str, Any]]
+    ask: str | None = None
+    title: str | None = None
+
+    @classmethod
+    def of(cls, name: str, events: Iterable[Event], ask: str | None = None, title: str | None = None) -> Recording:
+        teller = Teller(name, ask=ask, title=title)
+        told = json.loads(teller.tell(events))["events"]
+        return cls(name, teller.events, told, ask, title)
+
+    def shown(self) -> Shown:
+        teller = Teller(self.name, ask=self.ask, title=self.title)
+        teller.events.extend(self.events)
+        return Shown(teller, self.ask)
+
+    def opening(self) -> str:
+        """The message that puts it on an empty stage."""
+        return self.shown().teller.recall(self.told)
+
+
+def recordings() -> dict[str, Recording]:
+    """The runs in assets/traces, in the order of their index."""
+    index = TRACES / "index.json"
+    if not index.exists():
+        return {}
+    out = {}
+    for row in json.loads(index.read_text(encoding="utf-8")):
+        path = TRACES / row["file"]
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as lines:
+            out[row["name"]] = Recording.of(row["name"], load_trace(lines), row["ask"], row["title"])
+    return out
 
 
 # ------------------------------------------------------------------------------------------- the widgets
 
 
 def theme() -> gr.themes.Base:
-    fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "PingFang SC", "Microsoft YaHei", "sans-serif"]
+    fonts = [
+        "system-ui",
+        "-apple-system",
+        "Segoe UI",
+        "Roboto",
+        "Noto Sans",
+        "PingFang SC",
+        "Microsoft YaHei",
+        "sans-serif",
+    ]
     mono = ["ui-monospace", "SFMono-Regular", "Menlo", "monospace"]
     blue = gr.themes.Color(
         c50="#eef6fb", c100="#d8ebf6", c200="#b0d6ec", c300="#82bfe2", c400="#4da3de", c500="#1d86c4", c600="#0072b2",
@@ -288,100 +441,223 @@ if (innerWidth < 900) { // an open sidebar would cover a phone's page
 </script>"""
 
 MOUNT = """
-const stage = mountStage(element.querySelector(".stage"), { ...OPTIONS, onStop: () => document.querySelector("#stop")?.click() });
+const stage = mountStage(element.querySelector(".stage"), {
+  ...OPTIONS,
+  onStop: () => document.querySelector("#stop")?.click(),
+  onKeep: (kind, run, k) => server.keep(kind, run, k),
+  onOpen: (name, text) => server.open_trace(name, text),
+});
 window.stage = stage;
 stage.feed(props.value);
 watch("value", () => stage.feed(props.value));
 """
 
+SPEAK = "(code) => { window.stage.speak(code); return code; }"
 
-class Stage(gr.HTML):
-    """The component that draws; its value is a message of `viz.stage`."""
+COPY_LINK = """(...values) => {
+  const names = %s, url = new URL(location.href), state = window.stage.state;
+  url.search = "";
+  names.forEach((name, i) => { if (values[i] !== "" && values[i] !== null) url.searchParams.set(name, values[i]); });
+  if (state.run) { url.searchParams.set("recording", state.run); url.searchParams.set("step", state.k + 1); url.searchParams.set("phase", state.phase); }
+  url.searchParams.set("language", state.language);
+  history.replaceState(null, "", url);
+  navigator.clipboard?.writeText(url.href).catch(() => {});
+  return [];
+}"""
 
-    def __init__(self, value: str | None = None, **kw: Any) -> None:
-        markup, _, script = parts()
-        super().__init__(value, html_template=markup, js_on_load=script + MOUNT, apply_default_css=False, **kw)
 
-    def get_block_name(self) -> str:
-        return "html"
+class Words:
+    """The widgets' words: each widget says which keys it shows, and a change of language updates them all."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, dict[str, str]]] = []
+
+    def __call__(self, make: Callable[..., Any], *args: Any, keys: dict[str, str], **kw: Any) -> Any:
+        widget = make(*args, **{prop: say("en", key) for prop, key in keys.items()}, **kw)
+        self.rows.append((widget, keys))
+        return widget
+
+    @property
+    def widgets(self) -> list[Any]:
+        return [widget for widget, _ in self.rows]
+
+    def speak(self, language: str) -> list[Any]:
+        return [gr.update(**{prop: say(language, key) for prop, key in keys.items()}) for _, keys in self.rows]
 
 
-def build(models: Models, opening: str | None, total_token: int) -> gr.Blocks:
-    """The page. `opening`: the message that the stage shows before anything was asked."""
-    ground = Playground(models)
-    language = "en"
+def label(key: str, info: bool = False) -> dict[str, str]:
+    """The words of a knob: its label and, if it has one, the line below."""
+    return {"label": key} | ({"info": f"{key}.info"} if info else {})
 
-    def word(key: str) -> str:
-        return say(language, key)
 
-    with gr.Blocks(title=word("title"), fill_width=True) as page:
+def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
+    """The page."""
+    word = Words()
+    limit_max = 256 if public else 1024
+    markup, _, script = parts()
+
+    with gr.Blocks(title=say("en", "title"), fill_width=True) as page:
         with gr.Sidebar(width=308):
-            gr.Markdown(f"# {word('title')}\n\n{word('tagline')}", elem_id="brand")
-            method = gr.Dropdown(_methods(language), value="eagle3", label=word("method"), info=word("method.eagle3.explain"), elem_id="method")
-            total = gr.Slider(-1, 256, total_token, step=1, label=word("total_token"), info=word("total_token.info"), elem_id="total_token")
-            depth = gr.Slider(1, 16, 6, step=1, label=word("depth"), info=word("depth.info"), elem_id="depth")
-            top_k = gr.Slider(1, 32, 8, step=1, label=word("top_k"), info=word("top_k.info"), elem_id="top_k")
-            temperature = gr.Slider(0, 2, 0, step=0.05, label=word("temperature"), info=word("temperature.info"), elem_id="temperature")
-            limit = gr.Slider(1, 1024, 128, step=1, label=word("max_new_tokens"), elem_id="max_new_tokens")
-            seed = gr.Number(0, label=word("seed"), precision=0, minimum=0, elem_id="seed")
-            race = gr.Checkbox(True, label=word("race"), info=word("race.info"), elem_id="race")
-            with gr.Accordion(word("more.knobs"), open=False):
-                top_p = gr.Slider(0.05, 1, 1, step=0.01, label=word("top_p"), elem_id="top_p")
-                sampling_top_k = gr.Slider(0, 200, 0, step=1, label=word("sampling_top_k"), info=word("sampling_top_k.info"))
-                min_p = gr.Slider(0, 0.5, 0, step=0.01, label=word("min_p"))
-                expand_by = gr.Dropdown([(word(f"expand_by.{k}"), k) for k in ("value", "confidence")], value="value", label=word("expand_by"))
-                rerank = gr.Checkbox(True, label=word("rerank"))
-                system = gr.Textbox("", label=word("system"), lines=2, max_lines=6)
-        stage = Stage(opening, elem_id="stage")
+            word(gr.Markdown, keys={"value": "brand"}, elem_id="brand")
+            method = word(
+                gr.Dropdown,
+                _methods("en"),
+                value="eagle3",
+                keys={"label": "method"},
+                elem_id="method",
+                info=say("en", "method.eagle3.explain"),
+            )
+            total = word(
+                gr.Slider, -1, 256, total_token, step=1, keys=label("total_token", True), elem_id="total_token"
+            )
+            depth = word(gr.Slider, 1, 16, 6, step=1, keys=label("depth", True), elem_id="depth")
+            top_k = word(gr.Slider, 1, 32, 8, step=1, keys=label("top_k", True), elem_id="top_k")
+            temperature = word(gr.Slider, 0, 2, 0, step=0.05, keys=label("temperature", True), elem_id="temperature")
+            limit = word(gr.Slider, 1, limit_max, 128, step=1, keys=label("max_new_tokens"), elem_id="max_new_tokens")
+            seed = word(gr.Number, 0, precision=0, minimum=0, keys=label("seed"), elem_id="seed")
+            race = word(gr.Checkbox, True, keys=label("race", True), elem_id="race")
+            with word(gr.Accordion, keys={"label": "more.knobs"}, open=False):
+                top_p = word(gr.Slider, 0.05, 1, 1, step=0.01, keys=label("top_p"), elem_id="top_p")
+                sampling_top_k = word(gr.Slider, 0, 200, 0, step=1, keys=label("sampling_top_k", True))
+                min_p = word(gr.Slider, 0, 0.5, 0, step=0.01, keys=label("min_p"))
+                expand_by = word(
+                    gr.Dropdown, _expansions("en"), value="value", keys=label("expand_by"), elem_id="expand_by"
+                )
+                rerank = word(gr.Checkbox, True, keys=label("rerank"), elem_id="rerank")
+                system = word(
+                    gr.Textbox, "", lines=2, max_lines=6, max_length=4000, keys=label("system"), elem_id="system"
+                )
+            shelf = word(
+                gr.Dropdown, [(r.title or name, name) for name, r in ground.recordings.items()],
+                value=ground.opening.name if ground.opening and ground.opening.name in ground.recordings else None,
+                keys=label("recording", True), elem_id="recording", visible=bool(ground.recordings),
+            )  # fmt: skip
+            with gr.Row():
+                codes = [(name, code) for code, name in LANGUAGES.items()]
+                language = gr.Dropdown(
+                    codes, value="en", show_label=False, container=False, min_width=120, elem_id="language"
+                )
+                link = word(gr.Button, keys={"value": "link"}, min_width=110, elem_id="link", size="md")
+
+        def keep(asked: list[Any], request: gr.Request) -> dict[str, str]:
+            return ground.keep(asked, request)
+
+        def open_trace(asked: list[Any], request: gr.Request) -> dict[str, str]:
+            return ground.open_trace(asked, request)
+
+        stage = gr.HTML(
+            ground.opening.opening() if ground.opening else None, html_template=markup, js_on_load=script + MOUNT,
+            apply_default_css=False, elem_id="stage", server_functions=[keep, open_trace],
+        )  # fmt: skip
         with gr.Row(elem_id="composer"):
-            prompt = gr.Textbox(show_label=False, placeholder=word("prompt.hint"), lines=1, max_lines=6, scale=8, elem_id="prompt", max_length=20000)
-            send = gr.Button(word("send"), variant="primary", scale=1, min_width=88, elem_id="send")
-            stop = gr.Button(word("stop"), scale=1, min_width=80, elem_id="stop", interactive=False)
-            new = gr.Button(word("new.short"), scale=1, min_width=72, elem_id="new")
+            prompt = word(
+                gr.Textbox,
+                show_label=False,
+                keys={"placeholder": "prompt.hint"},
+                lines=1,
+                max_lines=6,
+                scale=8,
+                elem_id="prompt",
+                max_length=20000,
+            )
+            send = word(gr.Button, keys={"value": "send"}, variant="primary", scale=1, min_width=88, elem_id="send")
+            stop = word(gr.Button, keys={"value": "stop"}, scale=1, min_width=80, elem_id="stop", interactive=False)
+            new = word(gr.Button, keys={"value": "new.short"}, scale=1, min_width=72, elem_id="new")
+        with word(gr.Accordion, keys={"label": "tab.charts"}, open=False, elem_id="charts") as charts:
+            plots = []
+            for row in range(0, len(CHARTS), 2):
+                with gr.Row():
+                    plots += [gr.Plot(show_label=False, min_width=380) for _ in CHARTS[row : row + 2]]
 
         knobs = {
             "method": method, "total_token": total, "depth": depth, "top_k": top_k, "temperature": temperature, "top_p": top_p,
             "sampling_top_k": sampling_top_k, "min_p": min_p, "seed": seed, "max_new_tokens": limit, "expand_by": expand_by,
             "rerank": rerank,
         }  # fmt: skip
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
-        def answer(text: str, race: bool, system: str, *values: Any, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+        def answer(request: gr.Request, text: str, race: bool, system: str, *values: Any) -> Iterator[tuple[Any, ...]]:
             text = text.strip()
             if not text:
                 yield gr.skip(), gr.skip(), gr.skip()
                 return
             wish = dict(zip(knobs, values, strict=True))
-            yield message(note={"key": "status.prefill"}), "", gr.update(interactive=True)
+            yield gr.skip(), "", gr.update(interactive=True)
             for told in ground.answer(ground.visit(request), text, race=race, system=system.strip() or None, **wish):
                 yield told, gr.skip(), gr.skip()
             yield gr.skip(), gr.skip(), gr.update(interactive=False)
 
-        asked = gr.on(
+        gr.on(
             [send.click, prompt.submit], answer, [prompt, race, system, *knobs.values()], [stage, prompt, stop],
-            show_progress="hidden", concurrency_limit=None, trigger_mode="once", api_visibility="private",
+            concurrency_limit=None, trigger_mode="once", **quiet,
         )  # fmt: skip
-        del asked
-        stop.click(ground.stop, None, stage, queue=False, show_progress="hidden", api_visibility="private")
+        stop.click(ground.stop, None, stage, queue=False, **quiet)
+        new.click(ground.fresh, None, stage, queue=False, **quiet)
 
-        def fresh(request: gr.Request) -> str:
-            visit = ground.visit(request)
-            visit.cancel.set()
-            visit.talk, visit.tellers = [], []
-            return message(clear=True)
-
-        new.click(fresh, None, stage, queue=False, show_progress="hidden", api_visibility="private")
-
-        def fit_knobs(name: str) -> list[Any]:
-            uses, label = USES[name], word(f"method.{name}")
-            out: list[Any] = [gr.update(info=word(f"method.{name}.explain"))]
+        def fit_knobs(name: str, language: str) -> list[Any]:
+            """Words of the method, and a reason under every knob it does not have."""
+            uses = USES[name]
+            out: list[Any] = [gr.update(choices=_methods(language), info=say(language, f"method.{name}.explain"))]
+            reason = say(language, "unused", method=say(language, f"method.{name}"))
             for key in ("total_token", "depth", "top_k", "expand_by", "rerank"):
-                info = word(f"{key}.info") if f"{key}.info" in WORDS[language] else None
-                out.append(gr.update(interactive=key in uses, info=info if key in uses else word("unused").replace("{method}", label)))
+                info = say(language, f"{key}.info") if f"{key}.info" in WORDS[language] else None
+                out.append(gr.update(interactive=key in uses, info=info if key in uses else reason))
             return out
 
-        method.change(fit_knobs, method, [method, total, depth, top_k, expand_by, rerank], show_progress="hidden", api_visibility="private")
+        fitted = [method, total, depth, top_k, expand_by, rerank]
+        method.change(fit_knobs, [method, language], fitted, **quiet)
+
+        def play(request: gr.Request, name: str) -> str | None:
+            return ground.play(ground.visit(request), ground.recordings[name]) if name in ground.recordings else None
+
+        shelf.input(play, shelf, stage, **quiet)
+        language.change(word.speak, language, word.widgets, js=SPEAK, **quiet).then(
+            fit_knobs, [method, language], fitted, **quiet
+        )
+        charts.expand(ground.charts, language, plots, **quiet)
+        link.click(None, [prompt, *knobs.values()], None, js=COPY_LINK % json.dumps(["prompt", *knobs]))
+
+        def arrive(request: gr.Request) -> list[Any]:
+            """Restore what a link says; whatever in it is not one of ours is ignored."""
+            said = dict(request.query_params)
+            out: list[Any] = [said.get("prompt", "")[:20000]]
+            out += [_read(knob, said.get(name)) for name, knob in knobs.items()]
+            out.append(said["language"] if said.get("language") in LANGUAGES else gr.skip())
+            recording = ground.recordings.get(said.get("recording", "")) or ground.opening
+            if recording and ("recording" in said or "step" in said):
+                step = said.get("step", "1")
+                at = {
+                    "step": int(step) - 1 if step.isdecimal() and len(step) < 6 else 0,
+                    "phase": said.get("phase", "")[:20],
+                }
+                return [*out, ground.play(ground.visit(request), recording, at)]
+            return [*out, gr.skip()]
+
+        page.load(arrive, None, [prompt, *knobs.values(), language, stage], **quiet)
         page.unload(ground.leave)
     return page
+
+
+def _read(knob: Any, said: str | None) -> Any:
+    """A knob's value from a link, if it is one the knob can have."""
+    if said is None:
+        return gr.skip()
+    if isinstance(knob, gr.Checkbox):
+        return said == "true"
+    if isinstance(knob, gr.Dropdown):
+        return said if said in [value for _, value in knob.choices] else gr.skip()
+    try:
+        value = float(said)
+    except ValueError:
+        return gr.skip()
+    low, high = knob.minimum, knob.maximum
+    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+        return gr.skip()
+    return int(value) if value == int(value) else value
+
+
+def _expansions(language: str) -> list[tuple[str, str]]:
+    return [(say(language, f"expand_by.{name}"), name) for name in ("value", "confidence")]
 
 
 def _methods(language: str) -> list[tuple[str, str]]:
@@ -391,20 +667,31 @@ def _methods(language: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------- starting
 
 
-def opening(trace: str | None) -> str | None:
+def opening(trace: str | None, shelf: dict[str, Recording]) -> Recording | None:
     """What the page shows first: the trace asked for, else the first recording, else nothing."""
-    path = Path(trace) if trace else next(iter(sorted(TRACES.glob("*.jsonl"))), None)
-    if path is None:
-        return None
+    if trace is None:
+        return next(iter(shelf.values()), None)
+    path = Path(trace)
     with path.open(encoding="utf-8") as lines:
-        return Teller(path.stem).tell(load_trace(lines), whole=True)
+        return Recording.of(path.stem, load_trace(lines), title=path.stem)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="EAGLE playground: watch speculative decoding happen.")
-    parser.add_argument("--target", "--base-model-path", help="the model that answers: a hub id or a folder (default: the small model shipped)")
-    parser.add_argument("--drafter", "--ea-model-path", help="an EAGLE head for it: a hub id or a folder (default: those shipped)")
-    parser.add_argument("--total-token", type=int, default=24, help="nodes of a draft tree, root included; -1 measures (default: %(default)s)")
+    parser.add_argument(
+        "--target",
+        "--base-model-path",
+        help="the model that answers: a hub id or a folder (default: the small model shipped)",
+    )
+    parser.add_argument(
+        "--drafter", "--ea-model-path", help="an EAGLE head for it: a hub id or a folder (default: those shipped)"
+    )
+    parser.add_argument(
+        "--total-token",
+        type=int,
+        default=24,
+        help="nodes of a draft tree, root included; -1 measures (default: %(default)s)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=None, help="port (default: the first free one from 7860)")
     parser.add_argument("--share", action="store_true", help="also open a public link through gradio's relay")
@@ -412,10 +699,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trace", metavar="FILE", help="a recorded run to open on")
     args = parser.parse_args(arguments)
     try:
-        first = opening(args.trace)
-    except (EagleError, OSError) as e:
+        shelf = recordings()
+        ground = Playground(Models(args.target, args.drafter), shelf, opening(args.trace, shelf))
+    except (EagleError, OSError, UnicodeDecodeError) as e:
         parser.error(str(e))
-    page = build(Models(args.target, args.drafter), first, args.total_token)
+    page = build(ground, args.total_token, args.public)
     page.queue(max_size=64).launch(
         server_name=args.host,
         server_port=args.port,

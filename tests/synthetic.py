@@ -11,10 +11,7 @@ from collections.abc import Sequence
 
 from eagle_core.events import Candidate, Choice, Event, Fate, Finish, Node, Start, Step
 
-WORDS = (
-    " the| a| of| tree| and| grows| from| its| root| to| every| leaf| in| one| forward|,| so| that|.| speculative| decoding"
-    "| keeps| what| target| would| have| said| anyway| 10|+|2|=|12|\n|def| fib|(|n|):|\n    | return| n| if| n| <| 2| else"
-).split("|")
+WORDS = [" the", " a", " of", " tree", " and", " grows", " from", " its", " root", " to", " every", " leaf", " in", " one", " forward", ",", " so", " that", ".", " speculative", " decoding", " keeps", " what", " target", " would", " have", " said", " anyway", " 10", "+", "2", "=", "12", "\n", "def", " fib", "(", "n", "):", "\n    ", " return", " n", " if", " n", " <", " 2", " else"]
 
 
 def run(

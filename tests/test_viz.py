@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_core.events import FATES, Candidate, Choice, Node, Start, Step, dump, load
 from eagle_core.metrics import METRICS, Run
+from tests import synthetic
 from viz.export import replay
 from viz.stage import OVERLAP, Teller, message, pieces
 from viz.why import REASONS, reasons, summary, why
@@ -29,8 +29,8 @@ HOSTILE = [
 
 def step() -> Step:
     """the ─┬─ cat ─┬─ sat      The target draws cat after the, ran after cat, and x everywhere else.
-           │       └─ ran
-           └─ dog ─── ate"""
+    │       └─ ran
+    └─ dog ─── ate"""
 
     def node(i, text, parent, depth, c, v, q, fate, draw, p=1.0):  # type: ignore[no-untyped-def]
         return Node(i, 10 + i, text, parent, depth, c, v, q, fate, draw[0], draw[1], p, depth < 2)
@@ -193,7 +193,9 @@ class TestWords:
         with pytest.raises(KeyError):
             say("en", "why.accepted", token="a")
 
-    @pytest.mark.parametrize("x, text", [(0, "0"), (1, "1"), (0.5, "0.500"), (1e-9, "<0.001"), (0.99999, ">0.999"), (0.9994, "0.999")])
+    @pytest.mark.parametrize(
+        "x, text", [(0, "0"), (1, "1"), (0.5, "0.500"), (1e-9, "<0.001"), (0.99999, ">0.999"), (0.9994, "0.999")]
+    )
     def test_number(self, x: float, text: str) -> None:
         assert number(x) == text
 
@@ -202,7 +204,9 @@ class TestWords:
         import unicodedata
 
         shown = visible(text)
-        assert shown and not any(unicodedata.category(c) in ("Cc", "Zl", "Zp") or c in "\u202a\u202e\u2066" for c in shown)
+        assert shown and not any(
+            unicodedata.category(c) in ("Cc", "Zl", "Zp") or c in "\u202a\u202e\u2066" for c in shown
+        )
 
     def test_methods_and_knobs_match_the_engine(self) -> None:
         import app

@@ -1,25 +1,30 @@
-"""Keep and share: one HTML file that replays a run offline.
+"""Keep and share: one HTML file that replays a run offline, the trace, the numbers.
 
-    Path("run.html").write_text(replay(events, ask="10+2="), encoding="utf-8")
+    replay(events, ask="10+2=")        one HTML page
+    trace(events)                      JSON lines, which `events.load_trace` reads back
+    numbers_csv(events)                every scalar metric of the run, and the counts and times of every step
 
-The file holds the stage itself (the same html, css and js the page mounts) and the run's messages; it asks no
+The page holds the stage itself (the same html, css and js the page mounts) and the run's messages; it asks no
 server for anything and needs no model. `parts` hands the same pieces to the page.
 """
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from eagle_core.events import FATES, Event
+from eagle_core.events import FATES, Event, dump
+from eagle_core.metrics import METRICS, Run, accepted_length
 from viz.stage import Teller, message
 from viz.why import REASONS
 from viz.words import WORDS, say
 
-__all__ = ["parts", "replay"]
+__all__ = ["numbers_csv", "parts", "replay", "trace"]
 
 _STAGE = Path(__file__).parent.parent / "assets" / "stage"
 
@@ -33,7 +38,12 @@ def parts() -> tuple[str, str, str]:
 
 
 def replay(
-    events: Iterable[Event], *, ask: str | None = None, title: str | None = None, language: str = "en", verdict: dict[str, object] | None = None
+    events: Iterable[Event],
+    *,
+    ask: str | None = None,
+    title: str | None = None,
+    language: str = "en",
+    verdict: dict[str, object] | None = None,
 ) -> str:
     """A self-contained page that replays one run."""
     markup, style, script = parts()
@@ -47,6 +57,34 @@ def replay(
         speak=json.dumps(language),
         told=told,
     )
+
+
+def trace(events: Iterable[Event]) -> str:
+    """The events as JSON lines."""
+    return "".join(dump(event) + "\n" for event in events)
+
+
+def numbers_csv(events: Iterable[Event]) -> str:
+    """A tidy table: scope (run or step), index of the step, name, value, unit. Tables of the run are left to the trace."""
+    run = Run.collect(events)
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["scope", "step", "name", "value", "unit"])
+    for metric in METRICS.values():
+        value = metric.of(run)
+        if not isinstance(value, tuple):
+            table.writerow(["run", "", metric.name, "" if value is None else value, metric.unit])
+    for step in run.steps:
+        rows = [
+            ("nodes", len(step.nodes), "nodes"),
+            ("dropped", len(step.dropped), "nodes"),
+            ("accepted", accepted_length(step), "tokens"),
+            ("emitted", len(step.emitted), "tokens"),
+            ("forwards", step.forwards, "forwards"),
+            *((name, ms, "ms") for name, ms in step.timing.items()),
+        ]
+        table.writerows(["step", step.index, *row] for row in rows)
+    return out.getvalue()
 
 
 _PAGE = """<!doctype html>

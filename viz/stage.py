@@ -40,11 +40,15 @@ class Teller:
     Args:
         run: a name unique on the page; events of the same run belong together.
         ask: what the visitor wrote; None for a run whose prompt is only known as the target saw it.
-        role: "answer", or "plain" for the reference run of the answer with this name.
+        role: "answer", or "plain" for a reference run.
+        of: the answer to which a reference run belongs.
+        title: a name for people, where there is one.
     """
 
-    def __init__(self, run: str, *, ask: str | None = None, role: str = "answer", title: str | None = None) -> None:
-        self._head = {"run": run, "role": role, "ask": ask, "title": title}
+    def __init__(
+        self, run: str, *, ask: str | None = None, role: str = "answer", of: str | None = None, title: str | None = None
+    ) -> None:
+        self._head = {"run": run, "role": role, "of": of, "ask": ask, "title": title}
         self._events: list[Event] = []
         self._told: list[dict[str, Any]] = []
         self._emitted = 0
@@ -61,6 +65,10 @@ class Teller:
         last = [*self._told, *fresh][-(OVERLAP + len(fresh)) :]
         self._told = last[-OVERLAP:]
         return message(**self._head, events=last, **extra)
+
+    def recall(self, told: list[dict[str, Any]], **extra: Any) -> str:
+        """The message for a whole run that was told before: `told` are its events as they went out."""
+        return message(**self._head, events=told, whole=True, **extra)
 
     def _compact(self, event: Event) -> dict[str, Any]:
         n = len(self._events)
@@ -126,7 +134,9 @@ class Teller:
         return told
 
     def _finish(self, n: int, event: Finish) -> dict[str, Any]:
-        numbers = measure(Run.collect(self._events), "tau", "steps", "tokens", "drafted", "accepted", "tokens_per_second")
+        numbers = measure(
+            Run.collect(self._events), "tau", "steps", "tokens", "drafted", "accepted", "tokens_per_second"
+        )
         return {
             "n": n,
             "kind": "finish",
@@ -134,13 +144,18 @@ class Teller:
             "text": event.text,
             "note": event.note,
             "seconds": _short(event.seconds),
-            "numbers": {name: value if isinstance(value, int) or value is None else _short(value) for name, value in numbers.items()},
+            "numbers": {
+                name: value if isinstance(value, int) or value is None else _short(value)
+                for name, value in numbers.items()
+            },
         }
 
 
 def message(**fields: Any) -> str:
     """A message for the stage: JSON that is safe inside HTML and JavaScript, without empty fields."""
-    text = json.dumps({k: v for k, v in fields.items() if v is not None}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        {k: v for k, v in fields.items() if v is not None}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 

@@ -82,7 +82,11 @@ def summary(step: Step, language: str) -> str:
     if len(step.nodes) == 1:
         return say(language, "summary.root", k=k, bonus=bonus)
     taken = [visible(step.nodes[i].text) for i in step.accepted[1:]]
-    path = say(language, "summary.path", n=len(taken), tokens=" ".join(taken)) if taken else say(language, "summary.nopath")
+    path = (
+        say(language, "summary.path", n=len(taken), tokens=" ".join(taken))
+        if taken
+        else say(language, "summary.nopath")
+    )
     return say(
         language, "summary", k=k, n=len(step.nodes), d=max(node.depth for node in step.nodes), path=path, bonus=bonus
     )

@@ -25,6 +25,10 @@ _TABLE: dict[str, tuple[str, str]] = {
         "Watch a draft tree grow, be judged, and become text.",
         "看草稿树如何生长、接受检验、变成文字。",
     ),
+    "brand": (
+        "# EAGLE playground\n\nWatch a draft tree grow, be judged, and become text.",
+        "# EAGLE 演示台\n\n看草稿树如何生长、接受检验、变成文字。",
+    ),
     "prompt": ("Your message", "你的消息"),
     "prompt.hint": (
         "Ask something, or keep watching the recording",
@@ -160,8 +164,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "say.accept.plain": ("The target’s own “{bonus}”", "目标模型自己的“{bonus}”"),
     "say.accept.cut": (
-        "Accepted {a} of {d} levels; the answer stops after {e} tokens of them",
-        "接受 {a}/{d} 层；回答在其中 {e} 个词元后停止",
+        "Accepted {a} of {d} levels; the answer ends among them, after {e} more",
+        "接受 {a}/{d} 层；回答在其中结束，又输出 {e} 个",
     ),
     "say.commit": (
         "Commit: {kept} of {n} rows stay in the cache, {gone} leave it",
@@ -177,7 +181,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "foot.steps": ("{steps} steps", "{steps} 步"),
     "foot.tau": ("τ {tau}", "τ {tau}"),
     "foot.speed": ("{tps} tokens/s", "{tps} 词元/秒"),
-    "foot.speedup": ("{x}× measured", "实测 {x} 倍"),
+    "foot.speedup": ("{x}× plain decoding, measured", "实测为普通解码的 {x} 倍"),
     "origin.plain": ("first token, from the prefill", "首个词元，来自预填充"),
     "origin.draft": ("drafted and accepted", "起草并被接受"),
     "origin.bonus": ("the target’s own", "目标模型自己的"),
@@ -185,10 +189,6 @@ _TABLE: dict[str, tuple[str, str]] = {
     "verdict.equal": (
         "equal to plain decoding, {n} of {n} tokens",
         "与普通解码相同，{n}/{n} 个词元",
-    ),
-    "verdict.prefix": (
-        "equal to plain decoding as far as both go, {n} tokens",
-        "在两者都到达的范围内与普通解码相同，{n} 个词元",
     ),
     "verdict.tie": (
         "equal up to a tie at token {at} (gap {gap})",
@@ -203,6 +203,69 @@ _TABLE: dict[str, tuple[str, str]] = {
         "无法按词元下结论：比率规则保持的是分布，不是每次的选择",
     ),
     "verdict.none": ("not checked against plain decoding", "尚未与普通解码核对"),
+    "pays.yes": (
+        "Speculation pays here: a step costs as much as {need} plain forwards and gives {tau} tokens.",
+        "在这里投机解码划算：一步的代价相当于 {need} 次普通前向，得到 {tau} 个词元。",
+    ),
+    "pays.draft": (
+        "Speculation does not pay here: a step costs {need} plain forwards ({draft} of them drafting) and gives {tau} tokens. "
+        "Drafting is too dear for this target; fewer levels would help.",
+        "在这里投机解码不划算：一步的代价相当于 {need} 次普通前向（其中起草 {draft}），只得到 {tau} 个词元。"
+        "对这个目标模型来说起草太贵；减少层数会有帮助。",
+    ),
+    "pays.verify": (
+        "Speculation does not pay here: a step costs {need} plain forwards ({verify} of them verifying) and gives {tau} tokens. "
+        "This machine reads a tree hardly faster than token by token; fewer nodes would help.",
+        "在这里投机解码不划算：一步的代价相当于 {need} 次普通前向（其中验证 {verify}），只得到 {tau} 个词元。"
+        "这台机器读一棵树并不比逐个词元快多少；减少节点会有帮助。",
+    ),
+    "pays.accept": (
+        "Speculation does not pay here: a step costs {need} plain forwards and gives {tau} tokens. "
+        "Almost no draft is what the target draws on this text.",
+        "在这里投机解码不划算：一步的代价相当于 {need} 次普通前向，只得到 {tau} 个词元。"
+        "在这段文本上，草稿几乎都不是目标模型的选择。",
+    ),
+    "truth": ("Race and cost", "竞速与代价"),
+    "truth.race": ("Replay the race", "回放竞速"),
+    "truth.note": (
+        "Run one after the other on the same machine, replayed together; the clock starts with the first token.",
+        "在同一台机器上先后运行，一起回放；时钟从首个词元开始。",
+    ),
+    "truth.tokens": ("{n} tokens in {s} s", "{s} 秒 {n} 个词元"),
+    "cost": ("Cost of each step", "每一步的代价"),
+    "cost.even": (
+        "line: what plain decoding would have taken for the tokens of the step",
+        "线：普通解码生成这一步的词元所需的时间",
+    ),
+    "cost.draft": ("draft", "起草"),
+    "cost.verify": ("verify", "验证"),
+    "cost.other": ("other", "其他"),
+    "cost.step": (
+        "step {k}: draft {d} ms, verify {v} ms, other {o} ms, {n} tokens",
+        "第 {k} 步：起草 {d} 毫秒，验证 {v} 毫秒，其他 {o} 毫秒，{n} 个词元",
+    ),
+    # What if
+    "if": ("What if", "假如"),
+    "if.title": ("What if this step had …", "假如这一步……"),
+    "if.nodes": ("nodes", "节点"),
+    "if.depth": ("depth", "深度"),
+    "if.topk": ("top-k", "top-k"),
+    "if.exact": (
+        "exact: {kept} nodes, {a} accepted (recorded: {was})",
+        "确定：{kept} 个节点，接受 {a} 个（录制：{was}）",
+    ),
+    "if.least": (
+        "at least {a} accepted (recorded: {was}): the last of them was never verified, what follows it is unknown",
+        "至少接受 {a} 个（录制：{was}）：最后一个未经验证，其后未知",
+    ),
+    "if.unknown": (
+        "unknown: {why} was never drafted in this recording",
+        "未知：此录制中没有起草过{why}",
+    ),
+    "if.deeper": ("a level below {d}", "第 {d} 层以下"),
+    "if.wider": ("a child beyond the best {k}", "前 {k} 名之外的子节点"),
+    "if.beam": ("what grows below “{token}”", "“{token}”以下的部分"),
+    "if.none": ("this method grows no tree to change", "此方法没有可以改变的树"),
     # The node panel
     "node.token": ("Token", "词元"),
     "node.id": ("Id", "编号"),
@@ -309,6 +372,45 @@ _TABLE: dict[str, tuple[str, str]] = {
     "gap": ("Some steps did not arrive", "有些步没有收到"),
     "you": ("You", "你"),
     "untitled": ("A recorded run", "一次录制的运行"),
+    "keep": ("Keep", "保存"),
+    "keep.trace": ("Trace, every event (.jsonl)", "记录，全部事件 (.jsonl)"),
+    "keep.replay": ("Replay as one page (.html)", "回放为单个页面 (.html)"),
+    "keep.csv": ("Numbers of the run (.csv)", "这次运行的数字 (.csv)"),
+    "keep.graphml": ("This tree (.graphml)", "这棵树 (.graphml)"),
+    "keep.svg": ("This picture (.svg)", "这幅图 (.svg)"),
+    "keep.png": ("This picture (.png)", "这幅图 (.png)"),
+    "keep.open": ("Open a trace…", "打开记录……"),
+    "keep.bad": ("{name}: {text}", "{name}：{text}"),
+    "link": ("Copy link", "复制链接"),
+    "link.info": ("prompt, knobs, seed and view", "提示、参数、种子与视图"),
+    "tab.charts": ("Charts", "图表"),
+    "tab.lab": ("Lab", "实验"),
+    # Charts
+    "chart.empty": ("no steps yet", "还没有步"),
+    "chart.length": ("Tokens emitted per step", "每步输出的词元数"),
+    "chart.histogram": ("How often a step accepted n drafted tokens", "每步接受 n 个草稿词元的次数"),
+    "chart.acceptance": ("Acceptance by depth", "各深度的接受率"),
+    "chart.calibration": ("Is the drafter’s confidence right?", "草稿模型的置信度准吗？"),
+    "chart.time": ("Time of each step", "每步的时间"),
+    "chart.race": ("Tokens over time", "词元随时间"),
+    "chart.size": ("Nodes of the tree by depth, mean of a step", "各深度的节点数（每步平均）"),
+    "axis.step": ("step", "步"),
+    "axis.tokens": ("tokens", "词元"),
+    "axis.steps": ("steps", "步数"),
+    "axis.depth": ("depth", "深度"),
+    "axis.share": ("share", "比例"),
+    "axis.ms": ("milliseconds", "毫秒"),
+    "axis.seconds": ("seconds from the first token", "从首个词元起的秒数"),
+    "axis.confidence": ("confidence", "置信度"),
+    "axis.accepted": ("accepted, of those whose parent was", "（父节点被接受者中的）接受率"),
+    "axis.nodes": ("nodes", "节点"),
+    "series.accepted": ("drafted and accepted", "起草并被接受"),
+    "series.bonus": ("the target’s own", "目标模型自己的"),
+    "series.tau": ("mean τ", "平均 τ"),
+    "series.unconditional": ("of all steps", "占全部步"),
+    "series.conditional": ("given the depth before", "在前一深度已接受的条件下"),
+    "series.ideal": ("a calibrated drafter", "完全校准"),
+    "series.drafted": ("in the tree", "在树中"),
     # Screen reader
     "summary": (
         "Step {k}: {n} nodes, depth 1 to {d}; {path}; then the target’s own “{bonus}”.",
@@ -331,6 +433,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "keys.live": ("follow the newest step", "跟随最新一步"),
     "keys.fit": ("fit the tree", "适应窗口"),
     "keys.zoom": ("zoom", "缩放"),
+    "keys.whatif": ("what if this step had another budget?", "假如这一步用别的预算？"),
     "keys.full": ("projector mode", "投影模式"),
     "keys.ghosts": ("dropped candidates: hidden, counted, shown", "落选候选：隐藏、计数、显示"),
     "keys.escape": ("close, or stop the answer", "关闭，或停止回答"),

@@ -128,7 +128,7 @@ function mountStage(root, options) {
       else { prepare(e, r); r.steps[e.n - 1] = e; }
     }
     if (m.verdict) r.verdict = m.verdict;
-    if (r.role !== "answer") return;
+    if (r.role === "plain") { r.of = m.of; const answer = runs.get(m.of); if (answer) answer.plain = r; return; }
     appendText(r);
     if (r !== run) return;
     const fresh = r.steps.length - before;
@@ -136,12 +136,17 @@ function mountStage(root, options) {
     const now = performance.now();
     if (lastArrival) gap = mix(gap, Math.min(2500, (now - lastArrival) / fresh), 0.4);
     lastArrival = now;
-    if (m.whole) return open();
+    if (m.whole) return open(m);
     if (follow) {
       go(r.steps.length - 1, 0);
       const room = gap * 0.85 / 1000, length = score(step()).rest;
       if (room < 0.3 || calm.matches) t = length; else { rate = Math.max(speed || 1, length / room); playing = true; }
     }
+  }
+  function* story(r) { // [ms, tokens, text] as the run went, from its first token
+    let ms = 0, tokens = r.start?.ids.length ?? 0, text = (r.start?.text ?? []).join("");
+    yield [ms, tokens, text];
+    for (const s of r.steps) { if (!s) return; ms += sum(s.ms); tokens += s.ids.length; text += s.text.join(""); yield [ms, tokens, text]; }
   }
   function prepare(s, r) {
     s.nodes = s.f.length;
@@ -162,8 +167,10 @@ function mountStage(root, options) {
     for (const other of runs.values()) other.turn?.classList.toggle("active", other === r);
     $(".st-chat").scrollTop = 1e9;
   }
-  function open() { // a run that arrived whole: show it from its beginning
-    follow = false; go(0, 0); if (calm.matches) t = score(step()).rest; else { rate = 0; playing = true; }
+  function open(m) { // a run that arrived whole: show it from its beginning, or where a link points
+    follow = false;
+    if (m.at) { go(m.at.step ?? 0); playing = false; if (m.at.phase) t = score(step()).phases.find((p) => p.name === m.at.phase)?.to ?? t; return; }
+    go(0, 0); if (calm.matches) t = score(step()).rest; else { rate = 0; playing = true; }
   }
 
   /* ---------------------------------------------------------------- moving */
@@ -203,10 +210,13 @@ function mountStage(root, options) {
     zoomin() { zoom(1.25); },
     zoomout() { zoom(0.8); },
     full() { projector(); },
+    keep() { const p = $(".st-keep"); p.hidden = !p.hidden; if (!p.hidden) p.querySelector("button").focus(); },
+    whatif() { const p = $(".st-if"); p.hidden = !p.hidden; $('.st-tools [data-act="whatif"]').classList.toggle("on", !p.hidden); if (!p.hidden) { halt(); openWhatIf(); } },
+    race() { raceAt = 0; lastRace = performance.now(); requestAnimationFrame(raceFrame); },
     help() { const h = $(".st-help"); h.hidden = !h.hidden; if (!h.hidden) h.querySelector("button").focus(); },
     ghosts() { const modes = ["hide", "count", "show"]; ghosts = modes[(modes.indexOf(ghosts) + 1) % 3]; $(".st-ghost-mode").value = ghosts; camera = null; },
   };
-  function act(name) { if (!acts[name] || (!step() && !["help", "full"].includes(name))) return; acts[name](); refresh(); }
+  function act(name) { if (!acts[name] || (!step() && !["help", "full", "keep"].includes(name))) return; acts[name](); refresh(); }
   function halt() { playing = false; follow = false; rate = 0; }
   function jump(index, phase) { halt(); go(index); if (phase) t = score(step()).phases.find((p) => p.name === phase)?.to ?? t; refresh(); }
   function projector() {
@@ -388,7 +398,8 @@ function mountStage(root, options) {
     const L = layout(s), R = regions(s), v = view(s, L, R);
     const at = Math.min(t, score(s).total);
     const f = { grow: part(s, "grow", at), rerank: part(s, "rerank", at), mask: part(s, "mask", at), verify: part(s, "verify", at), accept: part(s, "accept", at), commit: part(s, "commit", at) };
-    const focus = hover ?? chosen, lit = focus !== null && focus >= 0 ? ancestors(s, focus) : null;
+    const dream = imagined();
+    const focus = hover ?? chosen, lit = dream ? null :  focus !== null && focus >= 0 ? ancestors(s, focus) : null;
     const X = (x) => v.x + x * v.s, Y = (y) => v.y + y * v.s;
     const levels = score(s).levels, grown = f.grow * levels;
     const born = (i) => (i === 0 ? 1 : i === BONUS ? 0 : out((grown - (s.depth[i] - 1)) / 0.55));
@@ -410,7 +421,7 @@ function mountStage(root, options) {
     L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11, fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 0.9 : 0.35 }); });
 
     // links
-    const strong = (i) => (lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
+    const strong = (i) => (dream ? (i === BONUS ? 0.25 : dream.walk.includes(i) ? 1 : dream.kept.has(i) ? 0.95 : 0.16) : lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
     for (const i of L.rows) {
       const p = i === BONUS ? s.a.at(-1) : s.p[i];
       if (p < 0 || !(p in L.x)) continue;
@@ -456,6 +467,7 @@ function mountStage(root, options) {
         }
       }
       alpha *= strong(i);
+      if (dream?.kept.has(i) && i > 0) { dash = undefined; if (ghost) { stroke = ink["draft-line"]; fill = ink.draft; color = ink.ink; alpha = u; } if (dream.walk.includes(i)) { stroke = ink.accent; width = 2.4; } }
       if (focus === i) { stroke = i === BONUS ? ink.ink : ink.accent; width = 2.4; dash = undefined; }
       if (v.s < 0.42 && focus !== i && !(stands(i) || i === BONUS || i === 0)) { // too small to read: a bar
         pen.rect(x, y - h / 2, w, h, r, { fill: fill === ink.surface ? ink.hair : stroke, alpha: alpha * 0.8 });
@@ -541,6 +553,8 @@ function mountStage(root, options) {
     set($(".st-read"), s ? reading(s) : "\u00a0");
     phaseBar(s);
     reveal(s);
+    const truthLine = [run?.name, k, run?.plain?.steps.length, !!run?.verdict, language, ink.accent, box.w].join();
+    if (truthLine !== tell.truth) { tell.truth = truthLine; truth(); if (!$(".st-if").hidden) tellWhatIf(); }
     const line = k + "/" + (run?.steps.length ?? 0) + "/" + box.w + ink.accent + (run?.name ?? "");
     if (line !== tell.line) { tell.line = line; timeline(); }
     root.classList.toggle("playing", playing && !(follow && run && !run.finish && t >= (s ? score(s).rest : 0)));
@@ -703,6 +717,101 @@ function mountStage(root, options) {
     }
   }
 
+  /* ---------------------------------------------------------------- what if: the same growth rule on the recorded candidates */
+  const wish = { total_token: 0, depth: 0, top_k: 0 };
+  const growing = () => ["eagle2", "eagle3"].includes(run?.start?.method) && step()?.nodes > 1;
+  /* The tree that another budget would have kept, as far as the recording knows it. Returns the kept rows, the walk over
+     them, `unknown` (what was never drafted, if the answer depends on it) and `unverified` (the walk's last row was never judged). */
+  function grow(s, { total_token, depth, top_k }) {
+    const rank = s.set.expand_by === "confidence" ? s.c : s.v, best = (rows, score) => rows.slice().sort((a, b) => score[b] - score[a] || a - b);
+    let beam = [0], made = [], inBeam = new Set(), unknown = null;
+    for (let d = 1; d <= depth && beam.length; d++) {
+      const level = [];
+      for (const b of beam) {
+        const kids = best(s.kids[b], s.c);
+        if (!s.e[b] || !kids.length) { unknown ??= s.depth[b] >= s.set.depth ? { key: "if.deeper", d: s.set.depth } : { key: "if.beam", token: visible(s.x[b]) }; continue; }
+        if (kids.length < top_k && kids.length <= s.set.top_k) unknown ??= kids.length < s.set.top_k ? null : { key: "if.wider", k: s.set.top_k };
+        level.push(...kids.slice(0, top_k));
+      }
+      made.push(...level);
+      beam = best(level, rank).slice(0, top_k);
+      beam.forEach((b) => inBeam.add(b));
+    }
+    const kept = new Set([0, ...(s.set.rerank === false ? made.filter((i) => inBeam.has(i)) : best(made, s.v)).slice(0, total_token - 1)]);
+    const walk = [0];
+    let unverified = false;
+    for (;;) {
+      const here = walk.at(-1);
+      if (here >= s.nodes) { unverified = true; break; }
+      const next = s.kids[here].find((c) => kept.has(c) && s.t[c] === s.g[here]);
+      if (next === undefined) break;
+      walk.push(next);
+    }
+    return { kept, walk, unknown, unverified };
+  }
+  function openWhatIf() { const s = step(); if (s) Object.assign(wish, { total_token: Math.max(2, s.nodes), depth: s.set.depth ?? 1, top_k: s.set.top_k ?? 1 }); for (const input of root.querySelectorAll(".st-if input")) input.value = wish[input.name]; tellWhatIf(); }
+  function imagined() { return !$(".st-if").hidden && growing() ? grow(step(), wish) : null; }
+  function tellWhatIf() {
+    const p = $(".st-if-say"), s = step();
+    for (const input of root.querySelectorAll(".st-if input")) { input.disabled = !growing(); input.nextElementSibling.textContent = input.value; }
+    p.classList.remove("exact", "unknown");
+    if (!growing()) { set(p, say("if.none")); return; }
+    const { kept, walk, unknown, unverified } = grow(s, wish), slots = { kept: kept.size, a: walk.length - 1, was: s.a.length - 1 };
+    if (unknown) { p.classList.add("unknown"); set(p, say("if.unknown", { why: say(unknown.key, unknown) })); }
+    else if (unverified) set(p, say("if.least", slots));
+    else { p.classList.add("exact"); set(p, say("if.exact", slots)); }
+  }
+  $(".st-if").addEventListener("input", (e) => { wish[e.target.name] = +e.target.value; tellWhatIf(); paint(); });
+
+  /* ---------------------------------------------------------------- race and cost */
+  let raceAt = Infinity, lastRace = 0;
+  function truth() {
+    const panel = $(".st-truth"), plain = run?.plain;
+    panel.hidden = !plain || !plain.steps.length;
+    if (panel.hidden) return;
+    const pays = run.verdict?.pays, f = (x) => x.toFixed(2);
+    set($(".st-pays"), pays ? say(pays.pays ? "pays.yes" : "pays." + pays.cause, { need: f(pays.need), tau: f(pays.tau), draft: f(pays.draft), verify: f(pays.verify) }) : "");
+    if (panel.open) { lanes(); costs(); }
+  }
+  function lanes() {
+    const both = [run, run.plain].map((r) => ((r.story ??= []).length === r.steps.length + 1 ? r.story : (r.story = [...story(r)])));
+    const end = Math.max(...both.map((x) => x.at(-1)[0])), most = Math.max(...both.map((x) => x.at(-1)[1]));
+    root.querySelectorAll(".st-lane").forEach((lane, i) => {
+      const now = both[i].findLast((x) => x[0] <= Math.min(raceAt, end)) ?? [0, 0, ""];
+      set(lane.querySelector("b"), say("method." + [run, run.plain][i].start.method));
+      lane.querySelector("i").style.transform = `scaleX(${now[1] / most})`;
+      set(lane.querySelector("span"), say("truth.tokens", { n: now[1], s: (now[0] / 1000).toFixed(2) }));
+      set(lane.querySelector("p"), prose(now[2]));
+    });
+    return end;
+  }
+  function raceFrame(now) {
+    if (raceAt === Infinity || !run?.plain) return;
+    raceAt += (now - lastRace) * (speed || 1); lastRace = now;
+    if (raceAt >= lanes()) { raceAt = Infinity; lanes(); } else requestAnimationFrame(raceFrame);
+  }
+  function costs() {
+    const c = $(".st-cost canvas"), r = c.getBoundingClientRect(), dpr = Math.min(2, devicePixelRatio || 1), plain = run.verdict?.pays?.plain_ms ?? run.plain.steps.reduce((a, s) => a + sum(s.ms), 0) / run.plain.steps.length;
+    if (!r.width) return;
+    c.width = Math.round(r.width * dpr); c.height = Math.round(r.height * dpr);
+    const pen = canvasPen(c.getContext("2d")); c.getContext("2d").setTransform(dpr, 0, 0, dpr, 0, 0);
+    const n = run.steps.length, bw = Math.min(26, (r.width - 2) / n), top = 18, most = Math.max(...run.steps.map((s) => Math.max(sum(s.ms), s.ids.length * plain))), y = (ms) => r.height - 2 - (ms / most) * (r.height - top - 2);
+    pen.text(say("cost"), 0, 11, { size: 12, weight: 600, fill: ink.sub });
+    let x = measure(say("cost"), 12, 600) + 18;
+    for (const [name, fill] of [["draft", ink["draft-line"]], ["verify", ink.accent], ["other", ink.ghost]]) { pen.rect(x, 3, 9, 9, 2, { fill }); pen.text(say("cost." + name), x + 13, 11, { size: 11, fill: ink.sub }); x += measure(say("cost." + name), 11, 400) + 28; }
+    pen.line([[x, 8], [x + 12, 8]], { stroke: ink.bonus, width: 2.5 }); pen.text(say("cost.even"), x + 17, 11, { size: 11, fill: ink.sub });
+    run.steps.forEach((s, i) => {
+      let at = 0;
+      [ink["draft-line"], ink.accent, ink.ghost].forEach((fill, j) => { const h = y(at) - y(at + s.ms[j]); pen.rect(1 + i * bw, y(at + s.ms[j]), Math.max(1, bw - 2), Math.max(0, h - (h > 2 ? 0.6 : 0)), 1, { fill, alpha: i === k ? 1 : 0.8 }); at += s.ms[j]; });
+      pen.line([[i * bw, y(s.ids.length * plain)], [i * bw + bw, y(s.ids.length * plain)]], { stroke: ink.bonus, width: 2.5 });
+      if (i === k) pen.rect(1 + i * bw, r.height - 2, bw - 2, 2, 1, { fill: ink.ink });
+    });
+    const s = step();
+    set($(".st-cost-say"), s ? say("cost.step", { k: k + 1, d: s.ms[0].toFixed(1), v: s.ms[1].toFixed(1), o: s.ms[2].toFixed(1), n: s.ids.length }) : "");
+  }
+  $(".st-truth").addEventListener("toggle", () => { truth(); });
+  $(".st-cost").addEventListener("click", (e) => { const r = e.currentTarget.getBoundingClientRect(), bw = Math.min(26, (r.width - 2) / run.steps.length), i = Math.floor((e.clientX - r.left) / bw); if (i < run.steps.length) jump(i); });
+
   /* ---------------------------------------------------------------- pointing */
   function at(x, y) { // the row under a point, in the tree or in the mask
     const s = step(); if (!s) return null;
@@ -749,8 +858,10 @@ function mountStage(root, options) {
   root.addEventListener("click", (e) => {
     const b = e.target.closest("[data-act]"); if (b) act(b.dataset.act);
     const p = e.target.closest("[data-phase]"); if (p && step()) { halt(); t = score(step()).phases.find((q) => q.name === p.dataset.phase)?.to ?? t; refresh(); }
+    const kept = e.target.closest("[data-keep]"); if (kept) { keep(kept.dataset.keep); $(".st-keep").hidden = true; }
+    else if (!e.target.closest('.st-keep,[data-act="keep"]')) $(".st-keep").hidden = true;
     const token = e.target.closest(".tok");
-    if (token) {
+    if (token && token.dataset.n) {
       const r = [...runs.values()].find((q) => q.spans.includes(token));
       stageRun(r); halt(); const n = +token.dataset.n;
       if (r.steps.length) { go(n - 1); const s = step(), i = +token.dataset.i; refresh(); if (n > 0 && s && s.n === n && i >= 0) choose(i < s.a.length - 1 ? s.a[i + 1] : BONUS); }
@@ -761,8 +872,8 @@ function mountStage(root, options) {
   $(".st-ghost-mode").addEventListener("change", (e) => { ghosts = e.target.value; camera = null; refresh(); });
 
   /* ---------------------------------------------------------------- keys */
-  const KEYS = [["Space", "keys.space"], ["← →", "keys.arrows"], [", .", "keys.phase"], ["Home End", "keys.ends"], ["n", "keys.nodes"], ["Enter", "keys.enter"], ["x", "keys.fold"], ["l", "keys.live"], ["0", "keys.fit"], ["+ −", "keys.zoom"], ["p", "keys.full"], ["g", "keys.ghosts"], ["Esc", "keys.escape"], ["?", "keys.help"]];
-  const byKey = { " ": "play", ArrowLeft: "prevstep", ArrowRight: "nextstep", ",": "prevphase", ".": "nextphase", Home: "first", End: "last", l: "live", 0: "fit", "+": "zoomin", "=": "zoomin", "-": "zoomout", p: "full", g: "ghosts", "?": "help" };
+  const KEYS = [["Space", "keys.space"], ["← →", "keys.arrows"], [", .", "keys.phase"], ["Home End", "keys.ends"], ["n", "keys.nodes"], ["Enter", "keys.enter"], ["x", "keys.fold"], ["l", "keys.live"], ["0", "keys.fit"], ["+ −", "keys.zoom"], ["w", "keys.whatif"], ["p", "keys.full"], ["g", "keys.ghosts"], ["Esc", "keys.escape"], ["?", "keys.help"]];
+  const byKey = { " ": "play", ArrowLeft: "prevstep", ArrowRight: "nextstep", ",": "prevphase", ".": "nextphase", Home: "first", End: "last", l: "live", 0: "fit", "+": "zoomin", "=": "zoomin", "-": "zoomout", p: "full", w: "whatif", g: "ghosts", "?": "help" };
   function walkNodes(key) {
     const s = step(), L = layout(s), i = chosen ?? 0, visibleKids = (j) => (j >= 0 ? s.kids[j].filter((c) => c in L.x).sort((a, b) => L.y[a] - L.y[b]) : []);
     if (key === "ArrowLeft") return i === BONUS ? s.a.at(-1) : Math.max(0, s.p[i]);
@@ -772,6 +883,7 @@ function mountStage(root, options) {
   }
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || !root.isConnected) return;
+    if (e.key === "Escape" && !$(".st-if").hidden && $(".st-why").hidden) { act("whatif"); return; }
     if (e.key === "Escape") { if (!$(".st-why").hidden) choose(null); else if (!$(".st-help").hidden) act("help"); else if (root.classList.contains("projector")) act("full"); else if (options.onStop) options.onStop(); return; }
     const inside = e.target === canvas;
     if (e.target.closest?.("input:not([type=range]),textarea,select,[contenteditable=true],[role=tab],[role=listbox],[role=slider]") || (e.target.closest?.("button,summary,a") && (e.key === " " || e.key === "Enter"))) return;
@@ -818,11 +930,42 @@ function mountStage(root, options) {
   document.fonts?.ready.then(() => { widths.clear(); for (const r of runs.values()) for (const s of r.steps) layouts.delete(s); paint(); });
 
   /* ---------------------------------------------------------------- keeping */
+  function save(name, blob) { const a = element("a"); a.href = URL.createObjectURL(blob); a.download = name; a.click(); setTimeout(() => URL.revokeObjectURL(a.href), 2000); }
+  async function keep(kind) {
+    const name = `eagle-${run?.start?.method ?? "run"}-${run?.name ?? ""}` + (["svg", "png", "graphml"].includes(kind) ? `-step${k + 1}` : "");
+    if (kind === "open") return $(".st-file").click();
+    if (!step()) return;
+    if (kind === "svg") return save(name + ".svg", new Blob([svg()], { type: "image/svg+xml" }));
+    if (kind === "png") {
+      const image = new Image(); image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(svg());
+      await image.decode();
+      const c = document.createElement("canvas"); c.width = image.width * 2; c.height = image.height * 2; c.getContext("2d").drawImage(image, 0, 0, c.width, c.height);
+      return c.toBlob((blob) => save(name + ".png", blob), "image/png");
+    }
+    const kept = await options.onKeep(kind, run.name, k);
+    if (kept?.text) save(kept.name, new Blob([kept.text], { type: kept.type }));
+    else if (kept?.error) { note = { key: "status.error", text: kept.error }; paint(); }
+  }
+  async function openFile(file) { // read here, judged by the server, which answers with a message for the stage or a sentence
+    const stream = file.name.endsWith(".gz") ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
+    let text;
+    try { text = await new Response(stream).text(); } catch { text = "\u0000"; }
+    const told = await options.onOpen(file.name, text);
+    if (told?.message) feed(told.message);
+    else { note = { key: "keep.bad", name: file.name, text: told?.error ?? "" }; halt(); paint(); }
+  }
+  $(".st-file").addEventListener("change", (e) => { if (e.target.files[0]) openFile(e.target.files[0]); e.target.value = ""; });
+  root.querySelectorAll(".st-keep [data-keep]").forEach((b) => (b.hidden = b.dataset.keep === "open" ? !options.onOpen : !["svg", "png"].includes(b.dataset.keep) && !options.onKeep));
+  function about() { // the caption of a picture: method, settings, pair, hardware, verdict
+    const a = run.start, s = a.sampling, set_ = step().set;
+    return [say("method." + a.method), `total_token ${set_.total_token} · depth ${set_.depth} · top-k ${set_.top_k}`, `T ${s.temperature} · seed ${s.seed}`, a.pair.target ?? a.pair.preset ?? "", a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, run.verdict) : say("verdict.none")].filter(Boolean).join("  ·  ");
+  }
   function svg() {
     const parts = [], caption_ = $(".st-caption").textContent;
     draw(svgPen(parts));
     const head = []; svgPen(head).text(caption_, 16, box.h + 22, { size: 13, weight: 600, fill: ink.ink });
-    return `<svg xmlns="http://www.w3.org/2000/svg" width="${box.w}" height="${box.h + 34}" viewBox="0 0 ${box.w} ${box.h + 34}" font-family="${ink.font.replace(/"/g, "'")}"><rect width="100%" height="100%" fill="${ink.surface}"/>${parts.join("")}${head.join("")}</svg>`;
+    svgPen(head).text(clip(about(), Math.floor(box.w / 6)), 16, box.h + 42, { size: 11, fill: ink.sub });
+    return `<svg xmlns="http://www.w3.org/2000/svg" width="${box.w}" height="${box.h + 54}" viewBox="0 0 ${box.w} ${box.h + 54}" font-family="${ink.font.replace(/"/g, "'")}"><rect width="100%" height="100%" fill="${ink.surface}"/>${parts.join("")}${head.join("")}</svg>`;
   }
 
   const api = {
@@ -831,6 +974,7 @@ function mountStage(root, options) {
     get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, finished: !!run?.finish, language }; },
     /* where a row is drawn, in the page's pixels */
     locate(i) { const s = step(), L = layout(s), v = view(s, L, regions(s)), r = canvas.getBoundingClientRect(); return i in L.x ? { x: r.left + v.x + (L.x[i] + L.w[i] / 2) * v.s, y: r.top + v.y + L.y[i] * v.s, scale: v.s } : null; },
+    whatIf(want) { return growing() ? (({ kept, walk, unknown, unverified }) => ({ kept: [...kept].sort((a, b) => a - b), walk, unknown: unknown?.key ?? null, unverified }))(grow(step(), want)) : null; },
     get drawn() { const s = step(); return s ? layout(s).rows.length - 1 : 0; },
   };
   root.stage = api;

@@ -1,0 +1,148 @@
+"""The numbers people look at, as plotly figures. A pure function of runs: the same run gives the same figure.
+
+    figures(run, plain, "en")  → {"length": Figure, "histogram": Figure, …}, in the order of `CHARTS`
+
+Every value comes from `eagle_core.metrics`. Series differ by more than colour: hatching, dashes, marker shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import plotly.graph_objects as go
+
+from eagle_core.metrics import METRICS, Run, accepted_length
+from viz.words import say
+
+__all__ = ["CHARTS", "figures"]
+
+ACCENT, SKY, ORANGE, GREY = "#0072b2", "#56b4e9", "#e69f00", "#8993a2"
+_INK = "#6b7584"  # contrast ≥ 4.5 on white and on the dark surface
+
+
+def figures(run: Run, plain: Run | None = None, language: str = "en") -> dict[str, go.Figure]:
+    """All charts of a run; `plain` is the reference run, where one was made."""
+    out = {}
+    for name, draw in CHARTS.items():
+        word = partial(say, language)
+        figure = go.Figure()
+        if run.steps:
+            draw(figure, run, plain, word)
+        else:
+            figure.add_annotation(text=say(language, "chart.empty"), showarrow=False, font_size=14)
+        figure.update_layout(
+            title={"text": say(language, f"chart.{name}"), "font_size": 14, "x": 0, "xref": "paper", "y": 0.97},
+            height=280,
+            margin={"l": 48, "r": 12, "t": 44, "b": 44},
+            paper_bgcolor="rgba(0,0,0,0)",
+            plot_bgcolor="rgba(0,0,0,0)",
+            font={"color": _INK, "size": 12},
+            legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right", "font_size": 11},
+            bargap=0.15,
+            hovermode="x unified",
+        )
+        figure.update_xaxes(showgrid=False, linecolor=_INK, zeroline=False)
+        figure.update_yaxes(gridcolor="rgba(137,147,162,.25)", zeroline=False, rangemode="tozero")
+        out[name] = figure
+    return out
+
+
+Word = Callable[..., str]
+
+
+def _axes(figure: go.Figure, word: Word, x: str, y: str, **kw: Any) -> None:
+    figure.update_layout(xaxis_title=word(f"axis.{x}"), yaxis_title=word(f"axis.{y}"), **kw)
+
+
+def _length(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    x = [s.index + 1 for s in run.steps]
+    drafted = [accepted_length(s) for s in run.steps]
+    figure.add_bar(x=x, y=drafted, name=word("series.accepted"), marker_color=ACCENT)
+    bonus = [len(s.emitted) - n for s, n in zip(run.steps, drafted)]
+    figure.add_bar(x=x, y=bonus, name=word("series.bonus"), marker={"color": ORANGE, "pattern_shape": "/"})
+    tau = METRICS["tau"].of(run)
+    figure.add_scatter(
+        x=[x[0], x[-1]], y=[tau, tau], mode="lines", name=word("series.tau"), line={"dash": "dash", "color": _INK}
+    )
+    _axes(figure, word, "step", "tokens", barmode="stack")
+
+
+def _histogram(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    rows = METRICS["lengths"].of(run)
+    figure.add_bar(x=[r.accepted for r in rows], y=[r.steps for r in rows], marker_color=ACCENT, showlegend=False)  # type: ignore[union-attr]
+    _axes(figure, word, "tokens", "steps", xaxis_dtick=1)
+
+
+def _acceptance(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    rows: Any = METRICS["acceptance"].of(run)
+    x = [r.depth for r in rows]
+    figure.add_scatter(
+        x=x, y=[r.unconditional for r in rows], name=word("series.unconditional"), mode="lines+markers",
+        line={"color": ACCENT, "width": 3}, marker={"size": 8}, text=[f"{r.reached}/{r.steps}" for r in rows],
+    )  # fmt: skip
+    figure.add_scatter(
+        x=x, y=[r.conditional for r in rows], name=word("series.conditional"), mode="lines+markers",
+        line={"color": ORANGE, "dash": "dot", "width": 3}, marker={"size": 9, "symbol": "diamond"},
+    )  # fmt: skip
+    _axes(figure, word, "depth", "share", yaxis_range=[0, 1.04], xaxis_dtick=1)
+
+
+def _calibration(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    rows: Any = METRICS["confidence_calibration"].of(run)
+    figure.add_scatter(
+        x=[0, 1], y=[0, 1], mode="lines", name=word("series.ideal"), line={"dash": "dash", "color": _INK, "width": 1}
+    )
+    most = max((r.nodes for r in rows), default=1)
+    figure.add_scatter(
+        x=[r.score for r in rows], y=[r.accepted for r in rows], mode="markers+text", showlegend=False, textposition="top center",
+        text=[str(r.nodes) for r in rows], marker={"color": ACCENT, "size": [8 + 22 * (r.nodes / most) ** 0.5 for r in rows], "opacity": 0.85},
+    )  # fmt: skip
+    _axes(figure, word, "confidence", "accepted", xaxis_range=[0, 1.02], yaxis_range=[0, 1.12], hovermode="closest")
+
+
+def _time(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    x = [s.index + 1 for s in run.steps]
+    for part, color, pattern in (("draft", SKY, "\\"), ("verify", ACCENT, ""), ("other", GREY, ".")):
+        y = [s.timing[f"{part}_ms"] for s in run.steps]
+        figure.add_bar(x=x, y=y, name=word(f"cost.{part}"), marker={"color": color, "pattern_shape": pattern})
+    _axes(figure, word, "step", "ms", barmode="stack")
+
+
+def _race(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    looks = ((run, ACCENT, "solid"), (plain, GREY, "dash"))
+    for one, color, dash in looks:
+        if one is None or not one.starts:
+            continue
+        seconds = [0.0, *accumulate(sum(s.timing.values()) / 1000 for s in one.steps)]
+        tokens = list(accumulate([len(one.starts[0].emitted), *(len(s.emitted) for s in one.steps)]))
+        name = word(f"method.{one.starts[0].method}")
+        figure.add_scatter(
+            x=seconds, y=tokens, name=name, mode="lines", line={"color": color, "dash": dash, "shape": "hv", "width": 3}
+        )
+    _axes(figure, word, "seconds", "tokens", hovermode="closest")
+
+
+def _size(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
+    deepest = max(n.depth for s in run.steps for n in s.nodes)
+    x = list(range(1, deepest + 1))
+    steps = len(run.steps)
+    drafted = [sum(n.depth == d for s in run.steps for n in s.nodes) / steps for d in x]
+    accepted = [sum(accepted_length(s) >= d for s in run.steps) / steps for d in x]
+    figure.add_bar(x=x, y=drafted, name=word("series.drafted"), marker={"color": SKY, "pattern_shape": "\\"})
+    figure.add_bar(x=x, y=accepted, name=word("series.accepted"), marker_color=ACCENT)
+    _axes(figure, word, "depth", "nodes", barmode="group", xaxis_dtick=1)
+
+
+CHARTS: dict[str, Callable[[go.Figure, Run, Run | None, Word], None]] = {
+    "length": _length,
+    "histogram": _histogram,
+    "acceptance": _acceptance,
+    "calibration": _calibration,
+    "time": _time,
+    "race": _race,
+    "size": _size,
+}
+"""Name → how to draw it; the title is `chart.<name>` of `viz.words`."""
