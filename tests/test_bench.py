@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
+from eagle_core.__main__ import main
 from eagle_core.bench import (
     Contestant,
     Prompt,
@@ -28,7 +29,7 @@ from eagle_core.drafters import TreeSettings
 from eagle_core.errors import InvalidRequest
 from eagle_core.verify import Sampling
 from tests.conftest import greedy, tiny_target
-from tests.test_compare import TinyPair
+from tests.test_compare import TinyPair, command, save_tiny
 
 TREE = TreeSettings(total_token=9, depth=3, top_k=3)
 PROMPTS = [
@@ -245,3 +246,42 @@ def test_the_machine_is_named():
     facts = machine(tiny_target())
     assert facts["cpu"] and facts["cores"] >= 1 and facts["device"] == "cpu" and facts["weights_read_ms"] > 0
     assert {"python", "torch", "transformers"} == set(facts["versions"])
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+def test_bench_on_the_command_line(tmp_path, capsys):
+    target, head = save_tiny(tmp_path)
+    path = lines(
+        tmp_path,
+        {"question_id": 1, "category": "qa", "turns": ["w3 w4"]},
+        {"question_id": 2, "category": "qa", "turns": ["w5"]},
+        {"question_id": 3, "category": "rag", "turns": ["w6 w7 w8"]},
+        {"question_id": 4, "category": "rag", "turns": ["w9 " * 250]},
+    )
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    request = ["--target", target, "--drafter", head, "--prompts", path, "--max-new-tokens", "10"]
+    text, found = command(
+        capsys, "bench", *request, "--methods", "hf,eagle3", "--limit", "4", "--json", str(out), "--figure", str(page)
+    )
+    assert list(found["methods"]) == ["vanilla", "hf", "eagle3"]
+    assert found == json.loads(out.read_text(encoding="utf-8")) and page.stat().st_size > 10_000
+    assert found["settings"]["prompts"] == 3  # the fourth does not fit
+    assert found["methods"]["eagle3"]["ids"] == {"equal": 3}
+    assert found["methods"]["eagle3"]["ratio_to_hf"]["median"] > 0
+    assert found["machine"]["threads"] == torch.get_num_threads()
+    assert "eagle3" in text and "3/0/0" in text
+
+
+def test_a_mistaken_bench_is_one_sentence(tmp_path, capsys):
+    target, _ = save_tiny(tmp_path)
+    path = lines(tmp_path, {"question_id": 1, "category": "qa", "turns": ["w3"]})
+    for argv, says in (
+        (["--prompts", str(tmp_path / "none")], "cannot be read"),
+        (["--prompts", path, "--target", target, "--methods", "medusa"], "is no method"),
+        (["--prompts", path, "--target", target, "--methods", "eagle3"], "cannot run with this pair"),
+        (["--prompts", path, "--temperature", "-1"], "temperature"),
+    ):
+        assert main(["bench", *argv]) == 2
+        assert says in capsys.readouterr().err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from eagle_core.__main__ import main
 from eagle_core.compare import (
     TOLERANCE,
     Scored,
@@ -26,7 +29,7 @@ from eagle_core.engine import generate
 from eagle_core.events import Event, Step
 from eagle_core.target import Target
 from eagle_core.verify import Sampling
-from tests.conftest import drafter_for, greedy, tiny_model, tiny_target
+from tests.conftest import drafter_for, eagle_head, greedy, tiny_model, tiny_target
 
 PROMPT = [3, 14, 15, 9, 26, 5]
 TREE = TreeSettings(total_token=9, depth=3, top_k=3)
@@ -49,6 +52,29 @@ class TinyPair:
 
     def generate(self, prompt: list[int], *, method: str, **request: Any) -> Iterator[Event]:
         return generate(self.target, self.drafter(method), prompt, method=method, **request)
+
+
+def save_tiny(folder: Path) -> tuple[str, str]:
+    """Folders of a tiny chat model and of an EAGLE-3 head for it, as a user would have them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from eagle_core.checkpoints import save_head
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = "w1 {% for m in messages %}{{ m['content'] }} {% endfor %}w2"
+    PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template).save_pretrained(folder / "target")
+    tiny_model("llama").save_pretrained(folder / "target")
+    save_head(eagle_head("eagle3", draft_vocab=37), folder / "head")
+    return str(folder / "target"), str(folder / "head")
+
+
+def command(capsys, *argv: str) -> tuple[str, dict[str, Any]]:
+    """What a command prints for people, and the object on its last line."""
+    assert main(list(argv)) == 0
+    *people, last = capsys.readouterr().out.splitlines()
+    return "\n".join(people), json.loads(last)
 
 
 # ------------------------------------------------------------------------------------------------- verdict
@@ -163,3 +189,25 @@ def test_a_method_that_changes_the_text_is_caught():
 
     found = compare(Lossy(), PROMPT, method="eagle3", sampling=Sampling(), settings=TREE, max_new_tokens=12)
     assert found.verdict.verdict == "different" and found.verdict.gap is not None
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+def test_compare_on_the_command_line(tmp_path, capsys):
+    target, head = save_tiny(tmp_path)
+    text, found = command(
+        capsys, "compare", "--target", target, "--drafter", head, "--prompt", "w3 w4", "--max-new-tokens", "12"
+    )
+    assert {"verdict", "position", "gap", "ids", "tau", "speedup"} <= set(found)
+    assert found["verdict"] == "equal" and found["position"] is None and found["gap"] is None
+    assert found["ids"] == found["vanilla_ids"] == greedy(tiny_model("llama"), [1, 3, 4, 2], 12)
+    assert found["tau"] >= 1 and found["speedup"] > 0
+    assert "vanilla" in text and "eagle3" in text and "equal: All 12 ids are equal." in text
+
+
+def test_a_method_that_the_pair_lacks_is_named_before_anything_runs(tmp_path, capsys):
+    target, head = save_tiny(tmp_path)
+    argv = ["compare", "--target", target, "--drafter", head, "--prompt-ids", "3,4", "--method", "eagle2"]
+    assert main(argv) == 2
+    assert "eagle2 cannot run with this pair" in capsys.readouterr().err

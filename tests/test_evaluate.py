@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eagle_core.__main__ import main
 from eagle_core.bench import Prompt, save_figure
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.engine import generate
@@ -19,6 +20,7 @@ from eagle_core.training.evaluate import Setting, choose, evaluate, figure, fing
 from eagle_core.training.recall import Recalled, write_answers
 from eagle_core.verify import Sampling
 from tests.conftest import eagle_head, greedy, tiny_target
+from tests.test_compare import command, save_tiny
 from tests.test_metrics import chain, run
 
 MAIN = TreeSettings(total_token=9, depth=3, top_k=3)
@@ -199,3 +201,31 @@ def test_tables_and_figure(tmp_path):
         assert part in text
     save_figure(figure(result), tmp_path / "head.html")
     assert "chain-2" in (tmp_path / "head.html").read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+def test_evaluate_on_the_command_line(tmp_path, capsys):
+    target, head = save_tiny(tmp_path)
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"question_id": i, "category": c, "turns": [f"w{i}"]} for i, c in ((3, "qa"), (4, "writing"), (5, "qa"))]
+    prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out = tmp_path / "out.json"
+    request = ["--target", target, "--prompts", str(prompts), "--json", str(out), "--max-new-tokens", "16"]
+    text, found = command(capsys, "evaluate", "--drafter", head, *request, "--settings", "chain-2,main")
+    assert {"tau", "acceptance", "outside_draft_vocab", "calibration", "by_category"} <= set(found)
+    assert {"unconditional", "conditional"} <= set(found["acceptance"])
+    assert list(found["settings"]) == ["chain-2", "main"] and found["settings"]["main"]["tree"]["total_token"] == 60
+    assert found == json.loads(out.read_text(encoding="utf-8"))
+    assert len(list((tmp_path / "out.traces").glob("*.jsonl.gz"))) == 6
+    assert "chain-2" in text
+    _, decoded = command(capsys, "evaluate", "--drafter", head, *request, "--settings", "main", "--decode")
+    assert decoded["tau"] == found["settings"]["main"]["tau"]
+    _, lookup = command(capsys, "evaluate", "--drafter", "lookup", *request)
+    assert lookup["outside_draft_vocab"] in (None, 0) and lookup["tau"] >= 1
+
+
+def test_evaluate_wants_a_drafter(tmp_path, capsys):
+    assert main(["evaluate", "--prompts", "x", "--json", str(tmp_path / "o.json")]) == 2
+    assert "which drafter" in capsys.readouterr().err
