@@ -1,0 +1,263 @@
+"""Let a target write the text that its drafter learns from.
+
+    python -m eagle_core corpus --target T --tokens N --out DIR [--prompts FILE] [--seed S]
+
+A drafter has to foresee what *this* target says, so the target writes both sides: a user turn, sampled after the
+template's user header (from a few opening words of a `Kind`, so that all that people ask occurs), and its answer,
+for a turn or several. With `--prompts` the user turns come from a file and only the answers are written.
+
+Continuous batching: `slots` conversations are written side by side, one forward a step for all of them, and a slot
+whose conversation ended takes the next one at once. A conversation's draws come from (seed, its number), and every
+`block` of conversations starts from empty slots, so a corpus that was interrupted continues with the block that
+was lost and ends up the same, number for number.
+
+    slot 0   user: How do I…  │ assistant: …                       │ user: Summarize… │ assistant: …
+    slot 1   user: Write an article… │ assistant: …    │ next conversation…
+                                       one column = one forward
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_core.errors import TrainingError
+from eagle_core.training.store import Conversation, Corpus, Prompt
+
+__all__ = ["configure", "default_states", "export_text", "fill_features", "import_text", "read_prompts", "run", "write"]
+
+_OPENING_FREE = 60  # tokens a target may add to a prompt that is an opening
+
+
+def default_states(num_layers: int) -> list[int]:
+    """What a feature file holds unless told otherwise: all that EAGLE-3, EAGLE-2 and soft targets need."""
+    from eagle_core.heads import POST_NORM, default_capture
+
+    return [*default_capture(num_layers), POST_NORM]
+
+
+def write(
+    target: Any,
+    folder: Path,
+    tokens: int,
+    *,
+    seed: int = 0,
+    keep_states: bool = True,
+    prompts: Sequence[Sequence[Prompt]] | None = None,
+    slots: int = 16,
+    limit: int = 1024,
+    answer_tokens: int = 300,
+    progress: bool = True,
+) -> Corpus:
+    """Write until the corpus in `folder` holds `tokens` tokens, or the prompts are used up; continues what is there.
+
+    Raises:
+        TrainingError: a corpus of another target, or one begun with other settings, is in `folder`; full disk.
+    """
+    from tqdm import tqdm
+
+    from eagle_core.training.writer import Writer
+
+    capture = default_states(target.num_layers) if keep_states else []
+    block = 3 * slots
+    settings = {"seed": seed, "prompts": None if prompts is None else len(prompts), "slots": slots, "limit": limit,
+                "answer_tokens": answer_tokens}  # fmt: skip
+    if Corpus.exists(folder):
+        corpus = Corpus.open(folder, target)
+        before = {key: corpus.about["writer"].get(key) for key in settings}
+        if before != settings or (bool(corpus.featured or not len(corpus)) != keep_states and len(corpus)):
+            raise TrainingError(
+                f"{folder} was begun with other settings ({before}); continue it with those, or name another folder."
+            )
+    else:
+        corpus = Corpus.create(folder, target, capture or default_states(target.num_layers), next=0, **settings)
+    writer = Writer(
+        target, seed=seed, capture=capture, prompts=prompts, slots=slots, limit=limit, answer_tokens=answer_tokens
+    )
+    bar = tqdm(
+        total=tokens, initial=corpus.tokens, unit=" tokens", unit_scale=True, disable=not progress, file=sys.stderr
+    )
+    while corpus.tokens < tokens:
+        first = int(corpus.about["writer"]["next"])
+        last = first + block if prompts is None else min(first + block, len(prompts))
+        if first >= last:
+            break
+        finished: dict[int, list[Conversation]] = {}
+        for number, conversations in writer.block(range(first, last)):
+            finished[number] = conversations
+            bar.update(sum(len(c.tokens) for c in conversations))
+        corpus.remember(next=last)
+        corpus.append([c for number in range(first, last) for c in finished[number]])
+    bar.close()
+    return corpus
+
+
+def fill_features(corpus: Corpus, target: Any, *, progress: bool = True) -> None:
+    """Compute the states of conversations that came without, one forward each, and keep them in the corpus.
+
+    Raises:
+        TrainingError: states that are there are not what this target computes.
+    """
+    import torch
+    from tqdm import tqdm
+
+    from eagle_core.training.writer import STATE_LIMIT
+
+    tokens, offsets = corpus.array("tokens"), corpus.offsets()
+
+    def states(i: int) -> np.ndarray:
+        ids = torch.from_numpy(tokens[offsets[i] : offsets[i + 1]].astype(np.int64)).to(target.device)
+        session = target.session(len(ids), corpus.capture)
+        found = session.prefill(ids)[1].float().clamp(-STATE_LIMIT, STATE_LIMIT).half().cpu().numpy()
+        target.release(session)
+        return found
+
+    if corpus.featured:
+        mine, kept = states(0).astype(np.float32), np.asarray(corpus.array("features")[: offsets[1]], np.float32)
+        width = target.hidden_size  # the last entry is the state the LM head reads: of the same size everywhere
+        error = np.abs(mine[:-1, -width:] - kept[:-1, -width:]).mean() / (np.abs(kept[:-1, -width:]).mean() + 1e-6)
+        if not error < 0.1:
+            raise TrainingError(
+                f"{corpus.folder} holds states that {target.name} does not compute (they differ by {error:.0%}): "
+                "it was written by another model, or by other weights of this one."
+            )
+    if corpus.featured == len(corpus):
+        return
+    bar = tqdm(total=corpus.tokens, initial=int(corpus.about["featured_tokens"]), unit=" tokens", unit_scale=True,
+               desc="states", disable=not progress, file=sys.stderr)  # fmt: skip
+    while corpus.featured < len(corpus):
+        part = [states(i) for i in range(corpus.featured, min(corpus.featured + 32, len(corpus)))]
+        corpus.append_features(part)
+        bar.update(sum(len(x) for x in part))
+    bar.close()
+
+
+def import_text(path: Path, folder: Path, target: Any) -> Corpus:
+    """A corpus from a NumPy archive of tokens, answer, lengths and temperature, without states.
+
+    Raises:
+        TrainingError: the file is no such archive, or holds ids that the target does not have.
+    """
+    try:
+        with np.load(path) as archive:
+            tokens, answer, lengths, temperature = (archive[k] for k in ("tokens", "answer", "lengths", "temperature"))
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainingError(f"{path} is no archive of tokens, answer, lengths and temperature: {error}") from error
+    if int(lengths.sum()) != len(tokens) or len(answer) != len(tokens) or len(temperature) != len(lengths):
+        raise TrainingError(f"{path} contradicts itself: its lengths do not add up to its tokens.")
+    if len(tokens) and int(tokens.max()) >= target.vocab_size:
+        raise TrainingError(
+            f"{path} holds token {int(tokens.max())}, and {target.name} has {target.vocab_size}: another target's text."
+        )
+    corpus = Corpus.create(folder, target, default_states(target.num_layers), source=path.name)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    corpus.append(
+        Conversation(tokens[a:b], answer[a:b].astype(bool), float(t))
+        for a, b, t in zip(offsets[:-1], offsets[1:], temperature, strict=True)
+    )
+    return corpus
+
+
+def export_text(corpus: Corpus, path: Path) -> None:
+    """The corpus without its states, as the archive that `import_text` reads."""
+    small = np.uint16 if int(corpus.about["target"]["vocab_size"]) <= 1 << 16 else np.uint32
+    np.savez_compressed(
+        path, tokens=corpus.array("tokens").astype(small), answer=np.asarray(corpus.array("answer")),
+        lengths=np.asarray(corpus.array("lengths")), temperature=np.asarray(corpus.array("temperature")),
+    )  # fmt: skip
+
+
+def read_prompts(path: Path) -> list[list[Prompt]]:
+    """The user turns of a prompts file: JSON lines, or one JSON list, of any of these forms.
+
+        {"prompt": "…"}                                                    one turn
+        {"turns": ["…", "…"]}                                              Spec-Bench
+        {"messages": [{"role": "user", "content": "…"}, …]}                chat
+        {"conversations": [{"from": "human", "value": "…"}, …]}            ShareGPT
+        {"opening": "…"}                                                   one turn, which the target completes
+
+    Raises:
+        TrainingError: the file is missing or empty, or an entry has none of these forms; names the entry.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{path} cannot be read as prompts: {error}") from error
+    try:
+        entries = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(x) for x in text.splitlines() if x.strip()]
+        )
+    except ValueError as error:
+        raise TrainingError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
+    found = []
+    for number, entry in enumerate(entries, 1):
+        entry = entry if isinstance(entry, dict) else {}
+        free = _OPENING_FREE if "opening" in entry else 0
+        turns = entry.get("turns") or next(([entry[k]] for k in ("prompt", "opening") if entry.get(k)), None)
+        for key, role, said in (("messages", "role", "content"), ("conversations", "from", "value")):
+            if turns is None and isinstance(entry.get(key), list):
+                turns = [m.get(said) for m in entry[key] if isinstance(m, dict) and m.get(role) in ("user", "human")]
+        if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+            raise TrainingError(
+                f"Entry {number} of {path} has no user turns (prompt, opening, turns, messages or conversations)."
+            )
+        found.append([Prompt(turn, free) for turn in turns])
+    if not found:
+        raise TrainingError(f"{path} holds no prompts.")
+    return found
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", help="the target: a hub id or a folder (default: the default target)")
+    parser.add_argument("--tokens", type=int, default=0, help="how large the corpus shall be")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the corpus; one that is there is continued")
+    parser.add_argument(
+        "--prompts", type=Path, help="user turns: JSON lines or ShareGPT; without it the target writes them"
+    )
+    parser.add_argument(
+        "--import-text", type=Path, metavar="FILE.npz", help="make the corpus of this text instead of writing one"
+    )
+    parser.add_argument("--export-text", type=Path, metavar="FILE.npz", help="also write the text without states here")
+    parser.add_argument(
+        "--no-states", action="store_true", help="keep no captured states (training computes them once)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slots", type=int, default=0, help="conversations side by side (default: 16, on a GPU 256)")
+    parser.add_argument("--limit", type=int, default=1024, help="most tokens of a conversation")
+    parser.add_argument("--answer-tokens", type=int, default=300, help="most tokens of an answer")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from eagle_core.pairs import load_target
+
+    if args.import_text is None and args.tokens <= 0:
+        raise TrainingError("Say how large the corpus shall be: --tokens N.")
+    prompts = read_prompts(args.prompts) if args.prompts else None
+    target = load_target(args.target, dtype=args.dtype, device=args.device)
+    if args.import_text is not None:
+        corpus = (
+            Corpus.open(args.out, target)
+            if Corpus.exists(args.out)
+            else import_text(args.import_text, args.out, target)
+        )
+        if not args.no_states:
+            fill_features(corpus, target)
+    else:
+        slots = args.slots or (256 if target.device.type == "cuda" else 16)
+        corpus = write(
+            target, args.out, args.tokens, seed=args.seed, keep_states=not args.no_states, prompts=prompts, slots=slots,
+            limit=args.limit, answer_tokens=args.answer_tokens,
+        )  # fmt: skip
+    if args.export_text:
+        export_text(corpus, args.export_text)
+    return {"out": str(args.out), "conversations": len(corpus), "tokens": corpus.tokens, "with_states": corpus.featured}
