@@ -29,7 +29,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="python -m eagle_core", description="Lossless EAGLE decoding, told as events.")
+    parser = argparse.ArgumentParser(
+        prog="python -m eagle_core", description="Lossless EAGLE decoding, told as events."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, line) in COMMANDS.items():
         # Only the chosen command's module is imported, so that --help stays free of torch.

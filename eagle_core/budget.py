@@ -80,7 +80,9 @@ def best_size(values: Sequence[float], costs: Costs, drafted_ms: float) -> tuple
     return best, rate
 
 
-def next_level_pays(values: Sequence[float], beam: Sequence[float], share: float, costs: Costs, drafted_ms: float) -> bool:
+def next_level_pays(
+    values: Sequence[float], beam: Sequence[float], share: float, costs: Costs, drafted_ms: float
+) -> bool:
     """Whether one more drafter forward is expected to raise the rate.
 
     The next level is guessed to hand down the share of its parents' value that the last level did; each of its best

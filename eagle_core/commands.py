@@ -15,14 +15,26 @@ from eagle_core.events import Event, Finish, Start, Step, dump
 if TYPE_CHECKING:
     from eagle_core.verify import Sampling
 
-__all__ = ["add_pair", "add_prompt", "add_sampling", "add_tree", "configure", "prompt_of", "run", "sampling_of", "tree_of"]
+__all__ = [
+    "add_pair",
+    "add_prompt",
+    "add_sampling",
+    "add_tree",
+    "configure",
+    "prompt_of",
+    "run",
+    "sampling_of",
+    "tree_of",
+]
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     """--prompt, --prompt-ids, --system."""
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--prompt", help="the user's message; the target's own chat template is applied")
-    group.add_argument("--prompt-ids", metavar="5,17,42", help="the whole prompt as ids, for a target without tokenizer")
+    group.add_argument(
+        "--prompt-ids", metavar="5,17,42", help="the whole prompt as ids, for a target without tokenizer"
+    )
     parser.add_argument("--system", help="a system message in front of the prompt")
 
 
@@ -30,16 +42,22 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     """--target, --drafter, --dtype, --device."""
     parser.add_argument("--target", help="preset, hub id or local folder (default: smollm2-135m)")
     parser.add_argument("--drafter", help="hub id or local folder of a head or draft model (default: the preset's own)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 or float16 (default: what the device does best)")
+    parser.add_argument(
+        "--dtype", default="auto", help="float32, bfloat16 or float16 (default: what the device does best)"
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or mps (default: the best there is)")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """--temperature, --top-p, --top-k, --min-p, --seed."""
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus of that mass; 1 is off (default: %(default)s)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="nucleus of that mass; 1 is off (default: %(default)s)"
+    )
     parser.add_argument("--top-k", type=int, default=0, help="only the likeliest; 0 is off (default: %(default)s)")
-    parser.add_argument("--min-p", type=float, default=0.0, help="floor relative to the likeliest (default: %(default)s)")
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, help="floor relative to the likeliest (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text (default: %(default)s)")
 
 
@@ -52,9 +70,14 @@ def add_tree(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--depth", type=int, default=usual.depth, help="deepest drafted level (default: %(default)s)")
     parser.add_argument(
-        "--tree-top-k", type=int, default=usual.top_k, help="children of a node, and width of the beam (default: %(default)s)"
+        "--tree-top-k",
+        type=int,
+        default=usual.top_k,
+        help="children of a node, and width of the beam (default: %(default)s)",
     )
-    parser.add_argument("--expand-by", choices=["value", "confidence"], default=usual.expand_by, help="what the beam ranks by")
+    parser.add_argument(
+        "--expand-by", choices=["value", "confidence"], default=usual.expand_by, help="what the beam ranks by"
+    )
     parser.add_argument("--no-rerank", action="store_true", help="keep the beam itself instead of the best candidates")
     parser.add_argument("--static-tree", metavar="PATHS", help='EAGLE-1\'s template as JSON, e.g. "[[0],[1],[0,0]]"')
 
@@ -88,7 +111,9 @@ def prompt_of(args: argparse.Namespace) -> str | list[int]:
     try:
         return [int(part) for part in args.prompt_ids.split(",")]
     except ValueError:
-        raise InvalidRequest(f"--prompt-ids takes whole numbers with commas, such as 5,17,42; found {args.prompt_ids!r}") from None
+        raise InvalidRequest(
+            f"--prompt-ids takes whole numbers with commas, such as 5,17,42; found {args.prompt_ids!r}"
+        ) from None
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +124,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser)
     add_tree(parser)
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: %(default)s)")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT; repeatable"
+    )
     parser.add_argument("--trace", metavar="FILE.jsonl", help="write every event there, one JSON object a line")
 
 

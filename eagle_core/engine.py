@@ -69,7 +69,7 @@ def generate(
         cancel: set it from any thread; the answer ends before the next forward.
         pair: what `Start` should say of target and drafter, beyond what they say of themselves.
         prompt_text: the prompt as text, for the trace.
-        record: tell each step's nodes and candidates; False tells only what was emitted, for measuring what telling costs.
+        record: tell each step's nodes and candidates; False tells only what was emitted, to measure what telling costs.
 
     Returns:
         An iterator of one `Start`, the `Step`s, one `Finish`. Arguments are checked at once, before the first `next`.
@@ -98,7 +98,8 @@ def _check(
         raise InvalidRequest(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
     if len(prompt) >= target.context:
         raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}, answer included; shorten the prompt"
+            f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}, answer included;"
+            " shorten the prompt"
         )
     if settings.total_token == -1 and settings.costs is None:
         raise InvalidRequest("total_token is -1 without measured costs to decide by; a pair measures them by itself")
@@ -361,9 +362,7 @@ class _Answer:
             settings=_plain(settings),
         )
 
-    def _nodes(
-        self, host: _Packed, path: list[int], lived: list[int]
-    ) -> tuple[list[Node], list[Candidate], list[int]]:
+    def _nodes(self, host: _Packed, path: list[int], lived: list[int]) -> tuple[list[Node], list[Candidate], list[int]]:
         """The rows of a step: its nodes, the candidates left out, and the ids of the accepted path."""
         labels = self.labels
         token, parent, depth = host.ints("token"), host.ints("parent"), host.ints("depth")

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from eagle_core.errors import TraceError
@@ -168,7 +169,7 @@ class Finish:
 
 Event: TypeAlias = Start | Step | Finish
 
-_KINDS: dict[str, type] = {cls.kind: cls for cls in (Start, Step, Finish)}
+_KINDS: dict[str, type[Start] | type[Step] | type[Finish]] = {cls.kind: cls for cls in (Start, Step, Finish)}
 _LIMIT = 1 << 24  # characters in one line of a trace; a step of a 256-node tree needs about 2^17
 
 
@@ -188,7 +189,9 @@ def dump(event: Event) -> str:
 def load(line: str) -> Event:
     """The event of one line. Raises `TraceError` naming the field that is missing, unknown or of a wrong type."""
     if len(line) > _LIMIT:
-        raise TraceError(f"this line of the trace has {len(line)} characters, more than {_LIMIT}; it is no trace of ours")
+        raise TraceError(
+            f"this line of the trace has {len(line)} characters, more than {_LIMIT}; it is no trace of ours"
+        )
     try:
         plain = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
@@ -199,7 +202,8 @@ def load(line: str) -> Event:
     cls = _KINDS[kind]
     if cls is Start and plain.get("schema") != SCHEMA:
         raise TraceError(
-            f"this trace has schema {str(plain.get('schema'))[:20]}, this version reads {SCHEMA}; update, or record it again"
+            f"this trace has schema {str(plain.get('schema'))[:20]}, this version reads {SCHEMA};"
+            " update, or record it again"
         )
     known = {f.name: f for f in fields(cls)}
     if unknown := sorted(set(plain) - set(known)):
@@ -279,14 +283,16 @@ def _check_tree(step: dict[str, Any]) -> None:
         raise TraceError(f"step {step['index']} has no root: its first node must have parent -1")
     depth = []
     for i, row in enumerate([*nodes, *dropped]):
-        parent_ok = row.parent == -1 if i == 0 else 0 <= row.parent < (i if i < len(nodes) else len(nodes) + len(dropped))
+        parent_ok = (
+            row.parent == -1 if i == 0 else 0 <= row.parent < (i if i < len(nodes) else len(nodes) + len(dropped))
+        )
         if row.id != i or not parent_ok:
-            raise TraceError(f"step {step['index']}: node {i} has id {row.id} and parent {row.parent}, which is no tree")
+            raise TraceError(
+                f"step {step['index']}: node {i} has id {row.id} and parent {row.parent}, which is no tree"
+            )
         depth.append(row.depth)
     if any(row.depth != (depth[row.parent] + 1 if row.parent >= 0 else 0) for row in [*nodes, *dropped]):
         raise TraceError(f"step {step['index']}: a node's depth is not its parent's plus one")
     walk = step["accepted"]
-    if not walk or walk[0] != 0 or any(not 0 <= b < len(nodes) or nodes[b].parent != a for a, b in zip(walk, walk[1:])):
+    if not walk or walk[0] != 0 or any(not 0 <= b < len(nodes) or nodes[b].parent != a for a, b in pairwise(walk)):
         raise TraceError(f"step {step['index']}: accepted {walk[:20]} is not a path from the root")
-
-

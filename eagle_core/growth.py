@@ -141,7 +141,7 @@ class Template:
             raise InvalidRequest("the static tree is empty; give at least one path such as [0]")
         if len(rows) + 1 > MAX_NODES:
             raise InvalidRequest(
-                f"the static tree has {len(rows)} drafted nodes; with the root at most {MAX_NODES} fit, so leave some out"
+                f"the static tree has {len(rows)} drafted nodes; with the root at most {MAX_NODES} fit, leave some out"
             )
         known = set(rows)
         for path in rows:

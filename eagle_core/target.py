@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from eagle_core.cache import LiveCache
 from eagle_core.errors import UnsupportedTarget
 from eagle_core.heads import POST_NORM
-from eagle_core.tree import DraftTree
+from eagle_core.tree import DraftTree, ancestor_mask
 
 __all__ = ["Session", "Target"]
 
@@ -92,7 +92,9 @@ class Target:
     @property
     def vocab_size(self) -> int:
         """Rows of the LM head: the width of the logits."""
-        return int(self.lm_head.weight.shape[0])
+        weight = self.lm_head.weight
+        assert isinstance(weight, Tensor)
+        return int(weight.shape[0])
 
     @property
     def embedding(self) -> Tensor:
@@ -117,7 +119,13 @@ class Target:
 
     @torch.inference_mode()
     def forward(
-        self, cache: LiveCache, tokens: Tensor, positions: Tensor, visible: Tensor | None, capture: tuple[int, ...], keep: int
+        self,
+        cache: LiveCache,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor | None,
+        capture: tuple[int, ...],
+        keep: int,
     ) -> tuple[Tensor, Tensor]:
         """One forward over T new rows behind `cache.length` committed ones; commits nothing.
 
@@ -163,6 +171,7 @@ class Target:
             mask = visible
             if kind == "sliding_attention":
                 seen_at = torch.cat((torch.arange(length, device=positions.device), positions))
+                assert self._window is not None
                 mask = visible & (positions[:, None] - seen_at[None, :] < self._window)
             if self.attention == "eager":
                 floor = torch.finfo(self.dtype).min
@@ -178,9 +187,10 @@ class Target:
             UnsupportedTarget: they differ by more than rounding, so a tree cannot be verified with this model.
         """
         device = self.device
-        text, left, right = [torch.tensor(ids, device=device) % self.vocab_size for ids in ([11, 7, 5], [3, 2], [13, 17])]
+        text, left, right = [
+            torch.tensor(ids, device=device) % self.vocab_size for ids in ([11, 7, 5], [3, 2], [13, 17])
+        ]
         parents = torch.tensor([-1, 0, 0, 1, 2], device=device)
-        from eagle_core.tree import ancestor_mask
 
         def read(rows: Tensor, tree: bool) -> Tensor:
             session = self.session(16)
@@ -201,8 +211,8 @@ class Target:
         tolerance = (1e-3 if self.dtype == torch.float32 else 5e-2) * (1 + scale)
         if not error <= tolerance:
             raise UnsupportedTarget(
-                f"{self.name} does not read a draft tree as its paths (logits differ by {error:.3g}, allowed {tolerance:.3g});"
-                " its attention ignores the tree mask or the positions, so it cannot be a target here"
+                f"{self.name} does not read a draft tree as its paths: logits differ by {error:.3g}, {tolerance:.3g} is"
+                " allowed; its attention ignores the tree mask or the positions, so it cannot be a target here"
             )
 
 
@@ -245,7 +255,7 @@ class Session:
         return self.target.forward(self.cache, tree.tokens, length + tree.depth, visible, self.capture, 0)
 
     def commit(self, path: Tensor, count: int, straight: bool) -> None:
-        """Keep the rows of the accepted path. `path`: [≥ count] node indices, ascending; `straight`: they are 0, 1, 2, …"""
+        """Keep the rows of the accepted path. `path`: [≥ count] ascending nodes; `straight`: they are 0, 1, 2, …"""
         if straight:
             self.cache.advance(count)
         else:
@@ -274,7 +284,9 @@ def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:
             " because a rejected draft must be taken back from the cache"
         )
     if getattr(config, "alibi", False):
-        raise UnsupportedTarget(f"{name} takes positions from the order of rows (ALiBi), so siblings of a tree cannot share one")
+        raise UnsupportedTarget(
+            f"{name} takes positions from the order of rows (ALiBi), so siblings of a tree cannot share one"
+        )
     return tuple(dict.fromkeys(kinds))
 
 

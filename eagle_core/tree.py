@@ -115,9 +115,7 @@ def root_tree(token: Tensor, forwards: int = 0) -> DraftTree:
     return path_tree(token, token.new_ones(1, dtype=torch.float32), forwards)
 
 
-def path_tree(
-    tokens: Tensor, confidence: Tensor, forwards: int = 0, proposal: Tensor | None = None
-) -> DraftTree:
+def path_tree(tokens: Tensor, confidence: Tensor, forwards: int = 0, proposal: Tensor | None = None) -> DraftTree:
     """A tree without branches: root first, every node the child of the one before it.
 
     Args:

@@ -32,7 +32,9 @@ class Adversary(Drafter):
         capture: hidden states to ask for, so that capturing is exercised too.
     """
 
-    def __init__(self, seed: int, vocab: int, truth: Sequence[int] | None = None, capture: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, seed: int, vocab: int, truth: Sequence[int] | None = None, capture: tuple[int, ...] = ()
+    ) -> None:
         self.dice, self.vocab, self.truth, self.capture = random.Random(seed), vocab, truth, capture
         self.widths: list[int] = []
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle_core.budget import AUTO_LIMIT, Costs, best_size, measure_costs, next_level_pays
 from eagle_core.drafters import TreeSettings
@@ -79,6 +80,8 @@ def test_measuring_leaves_the_pair_as_it_was(method: str) -> None:
     costs = measure_costs(target, drafter)
     assert costs.rows[0] == 1 and list(costs.verify_ms) == sorted(costs.verify_ms) and costs.verify_ms[0] > 0
     assert not target.lock.locked()
-    events = list(generate(target, drafter, PROMPT, method=method, settings=TreeSettings(-1, costs=costs), max_new_tokens=12))
+    events = list(
+        generate(target, drafter, PROMPT, method=method, settings=TreeSettings(-1, costs=costs), max_new_tokens=12)
+    )
     assert [t for e in events[:-1] for t in e.emitted] == greedy(target.model, PROMPT, 12)
     assert isinstance(drafter, PromptLookup | Vanilla) or costs.level_ms >= 0

@@ -21,7 +21,12 @@ from eagle_core.verify import Sampling
 from tests.conftest import drafter_for, tiny_model, tiny_target
 
 PROMPT = [5, 17, 42, 3, 8, 17, 42]
-READS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.is_nonzero.default", "aten.masked_select.default"}
+READS = {
+    "aten._local_scalar_dense.default",
+    "aten.nonzero.default",
+    "aten.is_nonzero.default",
+    "aten.masked_select.default",
+}
 # A CPU may look at values where an accelerator must not; these settings take no such short cut.
 SAMPLINGS = [Sampling(), Sampling(1.0, top_k=9, min_p=0.05, seed=1)]
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from eagle_core.drafters import METHODS, Drafter, Feedback, TreeSettings
 from eagle_core.drafters.plain import Vanilla
@@ -18,7 +21,7 @@ from eagle_core.events import dump, load, load_trace
 from eagle_core.target import Target
 from eagle_core.verify import Sampling
 from tests.adversaries import Adversary, tree_of
-from tests.conftest import VOCAB, drafter_for, greedy, tiny_model, tiny_target
+from tests.conftest import VOCAB, drafter_for, greedy, tiny_model
 
 PROMPT = [5, 17, 42, 3, 8]
 
@@ -107,7 +110,7 @@ def test_the_context_limit_of_the_target() -> None:
             events = run(target, Oracle(PROMPT + plain, right), max_new_tokens=24)
             assert len(PROMPT) + events[-1].tokens == context and events[-1].reason == "context"
             assert ids_of(events) == plain[: context - len(PROMPT)]
-    with pytest.raises(InvalidRequest, match="5 tokens.*5"):
+    with pytest.raises(InvalidRequest, match=r"5 tokens.*5"):
         generate(fresh(context=5), Vanilla(), PROMPT, method="vanilla")
 
 
@@ -136,6 +139,18 @@ class Bomb(Exception):
     pass
 
 
+def burning(left: list[int], plain: Any) -> Any:
+    """`plain`, until it has been called `left` times."""
+
+    def wrapped(*args: Any, **kw: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Bomb
+        return plain(*args, **kw)
+
+    return wrapped
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("where", ["target", "drafter"])
 def test_an_exception_in_any_forward_leaves_the_engine_ready(method: str, where: str, monkeypatch: Any) -> None:
@@ -143,26 +158,14 @@ def test_an_exception_in_any_forward_leaves_the_engine_ready(method: str, where:
     drafter = drafter_for(method, target)
     want = ids_of(run(target, drafter, method=method, max_new_tokens=12))
     for fuse in range(1, 9):
-        left = [fuse]
-
-        def burn(plain: Any) -> Any:
-            def burning(*args: Any, **kw: Any) -> Any:
-                left[0] -= 1
-                if left[0] == 0:
-                    raise Bomb
-                return plain(*args, **kw)
-
-            return burning
-
+        burn = partial(burning, [fuse])
         with monkeypatch.context() as patch:
             if where == "target":
                 patch.setattr(target, "forward", burn(target.forward))
             else:
                 patch.setattr(drafter, "propose", burn(drafter.propose))
-            try:
+            with suppress(Bomb):
                 run(target, drafter, method=method, max_new_tokens=12)
-            except Bomb:
-                pass
         assert not target.lock.locked()
         assert ids_of(run(target, drafter, method=method, max_new_tokens=12)) == want
 
@@ -236,7 +239,8 @@ def test_inference_mode_does_not_leak_into_the_consumer() -> None:
 
 
 @pytest.mark.parametrize("how,names", [
-    ({"method": "eagle9"}, "eagle9"), ({"prompt": []}, "empty"), ({"prompt": [1, VOCAB]}, str(VOCAB)), ({"prompt": [-1]}, "-1"),
+    ({"method": "eagle9"}, "eagle9"), ({"prompt": []}, "empty"), ({"prompt": [1, VOCAB]}, str(VOCAB)),
+    ({"prompt": [-1]}, "-1"),
     ({"max_new_tokens": 0}, "max_new_tokens"), ({"stop": ["x"]}, "tokenizer"), ({"prompt": [1] * 256}, "256"),
     ({"settings": TreeSettings(-1)}, "total_token"),
 ])  # fmt: skip
@@ -248,7 +252,8 @@ def test_bad_requests_are_refused_before_anything_runs(how: dict[str, Any], name
 
 
 @pytest.mark.parametrize("field,value", [
-    ("total_token", 0), ("total_token", -2), ("total_token", 257), ("depth", 0), ("depth", 33), ("top_k", 0), ("top_k", 33),
+    ("total_token", 0), ("total_token", -2), ("total_token", 257), ("depth", 0), ("depth", 33), ("top_k", 0),
+    ("top_k", 33),
     ("expand_by", "luck"),
 ])  # fmt: skip
 def test_tree_settings_out_of_range(field: str, value: Any) -> None:
@@ -257,14 +262,22 @@ def test_tree_settings_out_of_range(field: str, value: Any) -> None:
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(list(METHODS)), st.sampled_from([0.0, 1.0]), st.integers(1, 64), st.integers(1, 7), st.integers(0, 50))
+@given(
+    st.sampled_from(list(METHODS)),
+    st.sampled_from([0.0, 1.0]),
+    st.integers(1, 64),
+    st.integers(1, 7),
+    st.integers(0, 50),
+)
 def test_events_tell_the_truth(method: str, temperature: float, total: int, depth: int, seed: int) -> None:
     target = fresh()
     drafter = drafter_for(method, target)
     if method == "vanilla":
         drafter = Adversary(seed, VOCAB, PROMPT + greedy(target.model, PROMPT, 12))
     budget = TreeSettings(total, depth, 5)
-    events = run(target, drafter, method=method, settings=budget, sampling=Sampling(temperature, seed=seed), max_new_tokens=12)
+    events = run(
+        target, drafter, method=method, settings=budget, sampling=Sampling(temperature, seed=seed), max_new_tokens=12
+    )
     for event in events:
         assert load(dump(event)) == event
         assert "NaN" not in dump(event)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle_core.errors import TraceError
 from eagle_core.events import SCHEMA, Finish, Start, Step, dump, load, load_trace
@@ -46,7 +48,8 @@ def spoiled(change: Any, kind: str = "step") -> str:
 
 
 @pytest.mark.parametrize("line,names", [
-    ("", "JSON"), ("{", "JSON"), ("[]", "object"), ("null", "object"), ('{"kind":"stop"}', "stop"), ("[" * 100_000, "JSON"),
+    ("", "JSON"), ("{", "JSON"), ("[]", "object"), ("null", "object"), ('{"kind":"stop"}', "stop"),
+    ("[" * 100_000, "JSON"),
     (spoiled(lambda p: p.pop("nodes")), "nodes"),
     (spoiled(lambda p: p.update(extra=1)), "extra"),
     (spoiled(lambda p: p.update(nodes=[])), "root"),
@@ -73,7 +76,12 @@ def test_a_broken_line_is_refused_by_name(line: str, names: str) -> None:
 
 def test_a_trace_in_disorder_is_refused_with_its_line() -> None:
     lines = [dump(e) for e in synthetic.run(0)]
-    for broken, number in ((lines[1:], 1), ([*lines, lines[1]], len(lines) + 1), (lines[:2] + lines[3:], 3), ([lines[0]] * 2, 2)):
+    for broken, number in (
+        (lines[1:], 1),
+        ([*lines, lines[1]], len(lines) + 1),
+        (lines[:2] + lines[3:], 3),
+        ([lines[0]] * 2, 2),
+    ):
         with pytest.raises(TraceError, match=f"line {number}"):
             list(load_trace(broken))
 
@@ -91,7 +99,16 @@ _RUN = [dump(e) for e in synthetic.run(2, steps=2, total=5, depth=2, top_k=2)]
 def test_nothing_but_a_trace_error_comes_out(data: Any) -> None:
     """Any value in any place of a real event: it loads, or a TraceError says why not."""
     plain = json.loads(data.draw(st.sampled_from(_RUN)))
-    junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({}), st.just([{}]))
+    junk = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=5),
+        st.just([]),
+        st.just({}),
+        st.just([{}]),
+    )
     spot: Any = plain
     while True:
         key = data.draw(st.sampled_from(sorted(spot)) if isinstance(spot, dict) else st.integers(0, len(spot) - 1))
@@ -100,10 +117,8 @@ def test_nothing_but_a_trace_error_comes_out(data: Any) -> None:
         else:
             spot[key] = data.draw(junk)
             break
-    try:
+    with suppress(TraceError):
         load(json.dumps(plain))
-    except TraceError:
-        pass
 
 
 def test_replaying_a_trace_needs_no_torch() -> None:
@@ -111,7 +126,8 @@ def test_replaying_a_trace_needs_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from eagle_core import load_trace, METHODS, TreeSettings; import eagle_core.metrics, eagle_core.__main__;"
+        "import sys; from eagle_core import load_trace, METHODS, TreeSettings;"
+        "import eagle_core.metrics, eagle_core.__main__;"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

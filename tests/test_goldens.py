@@ -95,7 +95,7 @@ def test_every_round_equals_the_reference(case: Path) -> None:
 @pytest.mark.parametrize("name,spoil", [
     ("one layer too deep", lambda h: _recapture(h, 1)),
     ("one layer too shallow", lambda h: _recapture(h, -1)),
-    ("draft ids taken for target ids", lambda h: setattr(h, "draft_to_target", torch.arange(h.config.draft_vocab_size))),
+    ("draft ids taken for target ids", lambda h: h.draft_to_target.copy_(torch.arange(len(h.draft_to_target)))),
     ("rotary base", lambda h: h.rotary.inv_freq.mul_(0.5)),
 ])  # fmt: skip
 def test_each_planted_fault_shows(name: str, spoil: Callable[[Any], None]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle_core.drafters import TreeSettings
 from eagle_core.errors import InvalidRequest
@@ -127,7 +128,9 @@ def test_the_default_template_is_the_references() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 999), st.sets(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8))
+@given(
+    st.integers(0, 999), st.sets(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8)
+)
 def test_a_template_holds_each_inner_nodes_likeliest_children(seed: int, leaves: set[tuple[int, ...]]) -> None:
     ranks = {leaf[:i] for leaf in leaves for i in range(1, len(leaf) + 1)}
     template = Template.parse(list(ranks))

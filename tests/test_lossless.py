@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from eagle_core import engine, target as target_module
+from eagle_core import engine
+from eagle_core import target as target_module
 from eagle_core.cache import LiveCache
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.drafters.plain import Vanilla
@@ -94,7 +96,8 @@ def test_same_seed_same_text_at_any_temperature(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("sampling", [
-    Sampling(0.8, top_k=k, top_p=p, min_p=m, seed=4) for k in (0, 1, 7, 500) for p in (0.0, 0.6, 1.0) for m in (0.0, 0.1, 1.0)
+    Sampling(0.8, top_k=k, top_p=p, min_p=m, seed=4)
+    for k in (0, 1, 7, 500) for p in (0.0, 0.6, 1.0) for m in (0.0, 0.1, 1.0)
 ])  # fmt: skip
 def test_every_filter_gives_the_same_text_as_plain_decoding(sampling: Sampling) -> None:
     target = tiny_target()
@@ -130,8 +133,10 @@ class Fault:
             # depth comes from the true tree, the visibility does not
             visible = torch.cat((causal.new_ones(n, self.cache.length), causal), 1)
             positions = self.cache.length + tree.depth
-            return self.target.forward(self.cache, tree.tokens, positions, visible, self.capture, 0) if n > 1 else plain(
-                self, tree
+            return (
+                self.target.forward(self.cache, tree.tokens, positions, visible, self.capture, 0)
+                if n > 1
+                else plain(self, tree)
             )
 
         patch.setattr(target_module.Session, "verify", verify)
@@ -155,7 +160,9 @@ class Fault:
         patch.setattr(
             engine,
             "Feedback",
-            lambda ids, tokens, features, root, *rest: plain(ids, tokens, features, tokens[-1:] if rest else root, *rest),
+            lambda ids, tokens, features, root, *rest: plain(
+                ids, tokens, features, tokens[-1:] if rest else root, *rest
+            ),
         )
 
     @staticmethod

@@ -57,7 +57,9 @@ def test_captured_states_are_the_ones_named(family: str) -> None:
         )
         for j, layer in enumerate(layers)
     ]
-    hooks.append(layers[-1].register_forward_hook(lambda m, a, out: last.append((out[0] if isinstance(out, tuple) else out)[0])))
+    hooks.append(
+        layers[-1].register_forward_hook(lambda m, a, out: last.append((out[0] if isinstance(out, tuple) else out)[0]))
+    )
     capture = (2, 0, n, POST_NORM, n - 1)
     with torch.inference_mode():
         _, features = target.session(32, capture).prefill(ids)
@@ -89,13 +91,14 @@ def test_models_that_cannot_work_are_refused_with_the_reason() -> None:
     small = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
     assert "linear_attention" in refused(causal("mamba", **small, state_size=4))
     assert "recurrent state" in refused(causal("rwkv", **small, attention_hidden_size=32, context_length=64))
-    hybrid = causal("qwen3_next", **small, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, num_experts=2,
-                    num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+    hybrid = causal("qwen3_next", **small, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
+                    num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
                     linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
                     layer_types=["linear_attention", "full_attention"])  # fmt: skip
     assert "linear_attention" in refused(hybrid)
-    t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1,
-                                                                num_heads=2))  # fmt: skip
+    t5 = AutoModelForSeq2SeqLM.from_config(
+        AutoConfig.for_model("t5", vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    )
     assert "encoder-decoder" in refused(t5)
     import copy
 
@@ -107,7 +110,11 @@ def test_models_that_cannot_work_are_refused_with_the_reason() -> None:
 def test_a_model_that_ignores_the_tree_mask_fails_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny_model("llama"), name="deaf")
     plain = target._mask
-    monkeypatch.setattr(target, "_mask", lambda visible, *rest: plain(torch.ones_like(visible).tril(visible.shape[1] - len(visible)), *rest))
+    monkeypatch.setattr(
+        target,
+        "_mask",
+        lambda visible, *rest: plain(torch.ones_like(visible).tril(visible.shape[1] - len(visible)), *rest),
+    )
     with pytest.raises(UnsupportedTarget, match="does not read a draft tree"):
         target.self_check()
 

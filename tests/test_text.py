@@ -6,7 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -27,17 +28,25 @@ def tokenizer(kind: str) -> Any:
         tok = Tokenizer(models.BPE())
         tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tok.decoder = decoders.ByteLevel()
-        trainer: Any = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        trainer: Any = trainers.BpeTrainer(
+            vocab_size=330, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )
         tok.train_from_iterator(SAMPLES[:1], trainer)
     elif kind == "sentencepiece":
-        vocab = special + [f"<0x{b:02X}>" for b in range(256)] + ["▁", "▁the", "t", "h", "e", "▁qu", "i", "c", "k", "▁a", "a", ".", "fox"]
-        tok = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(vocab)}, merges=[], byte_fallback=True, unk_token="<unk>"))
+        vocab = (
+            special
+            + [f"<0x{b:02X}>" for b in range(256)]
+            + ["▁", "▁the", "t", "h", "e", "▁qu", "i", "c", "k", "▁a", "a", ".", "fox"]
+        )
+        tok = Tokenizer(
+            models.BPE(vocab={t: i for i, t in enumerate(vocab)}, merges=[], byte_fallback=True, unk_token="<unk>")
+        )
         tok.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         tok.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
     else:
-        words = special + ["[UNK]", "the", "qu", "##ick", "fox", "##es", ".", ",", "a", "b", "##b"]
+        words = [*special, "[UNK]", "the", "qu", "##ick", "fox", "##es", ".", ",", "a", "b", "##b"]
         tok = Tokenizer(models.WordPiece(vocab={t: i for i, t in enumerate(words)}, unk_token="[UNK]"))
         tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tok.decoder = decoders.WordPiece()
@@ -47,7 +56,9 @@ def tokenizer(kind: str) -> Any:
 KINDS = ["bytes", "sentencepiece", "wordpiece"]
 
 
-def stream(tok: Any, ids: list[int], stop: list[str] | None = None, group: int = 1) -> tuple[list[str], str, TextStream]:
+def stream(
+    tok: Any, ids: list[int], stop: list[str] | None = None, group: int = 1
+) -> tuple[list[str], str, TextStream]:
     out, text = [], TextStream(tok, stop or [])
     for i in range(0, len(ids), group):
         for token in ids[i : i + group]:
@@ -91,7 +102,10 @@ def test_a_real_replacement_character_is_kept() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.text(alphabet="abEND.\n🦅 ", max_size=30), st.lists(st.text(alphabet="abEND.\n🦅 ", min_size=1, max_size=4), min_size=1, max_size=3))
+@given(
+    st.text(alphabet="abEND.\n🦅 ", max_size=30),
+    st.lists(st.text(alphabet="abEND.\n🦅 ", min_size=1, max_size=4), min_size=1, max_size=3),
+)
 def test_stop_strings_across_token_borders(text: str, stops: list[str]) -> None:
     tok = tokenizer("bytes")
     ids = tok.encode(text, add_special_tokens=False)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle_core.errors import InvalidRequest
 from eagle_core.tree import path_tree
@@ -174,7 +175,9 @@ def test_sampled_chain_end_to_end_keeps_the_distribution() -> None:
     for seed in range(6000):
         noise = Noise(seed, torch.device("cpu"))
         draft = (q / noise.exponential(5, 4, stream=1)).argmax()[None]
-        tree = path_tree(torch.cat((torch.zeros(1, dtype=torch.int64), draft)), torch.ones(2), proposal=torch.stack((q, q * 0)))
+        tree = path_tree(
+            torch.cat((torch.zeros(1, dtype=torch.int64), draft)), torch.ones(2), proposal=torch.stack((q, q * 0))
+        )
         choices, _ = ratio_draws(logits, tree, 4, sampling, noise, 1)
         counts[choices[0]] += 1
     assert chi_square(counts, p[0]) < 27.9  # 3 degrees of freedom, 4e-6
@@ -184,7 +187,12 @@ def test_noise_is_a_function_of_seed_position_and_stream() -> None:
     a, b = Noise(3, torch.device("cpu")), Noise(3, torch.device("cpu"))
     b.exponential(9, 50)  # another order of asking
     assert torch.equal(a.exponential(4, 50), b.exponential(4, 50))
-    rows = [a.exponential(4, 50), a.exponential(5, 50), a.exponential(4, 50, stream=1), Noise(4, torch.device("cpu")).exponential(4, 50)]
+    rows = [
+        a.exponential(4, 50),
+        a.exponential(5, 50),
+        a.exponential(4, 50, stream=1),
+        Noise(4, torch.device("cpu")).exponential(4, 50),
+    ]
     for x, y in itertools.combinations(rows, 2):
         assert not torch.equal(x, y)
     assert all((r > 0).all() and r.isfinite().all() for r in rows)

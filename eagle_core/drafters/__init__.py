@@ -76,7 +76,14 @@ _TREE = ("total_token", "depth", "top_k", "expand_by", "rerank")
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
-        Method("vanilla", "Plain decoding", "One token for each forward of the target: the baseline.", "nothing", (), _vanilla),
+        Method(
+            "vanilla",
+            "Plain decoding",
+            "One token for each forward of the target: the baseline.",
+            "nothing",
+            (),
+            _vanilla,
+        ),
         Method(
             "lookup",
             "Prompt lookup",

@@ -55,7 +55,8 @@ class TreeSettings:
     def __post_init__(self) -> None:
         if self.total_token != -1 and not 1 <= self.total_token <= MAX_NODES:
             raise InvalidRequest(
-                f"total_token is {self.total_token}; a tree has 1 to {MAX_NODES} nodes, root included, or -1 to choose by measuring"
+                f"total_token is {self.total_token}; a tree has 1 to {MAX_NODES} nodes, root included,"
+                " or -1 to choose by measuring"
             )
         if not 1 <= self.depth <= 32:
             raise InvalidRequest(f"depth is {self.depth}; drafted nodes reach levels 1 to 32")
@@ -136,5 +137,3 @@ class Drafter:
     def describe(self) -> dict[str, Any]:
         """What an event should say of this drafter: name, layers read, draft vocabulary, limits."""
         return {}
-
-

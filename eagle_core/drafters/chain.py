@@ -80,4 +80,8 @@ class Chain(Drafter):
         return path_tree(*chain, torch.cat((*proposal, torch.zeros_like(proposal[0]))))
 
     def describe(self) -> dict[str, Any]:
-        return {"name": self.draft.name, "context": self.draft.context, "dtype": str(self.draft.dtype).removeprefix("torch.")}
+        return {
+            "name": self.draft.name,
+            "context": self.draft.context,
+            "dtype": str(self.draft.dtype).removeprefix("torch."),
+        }

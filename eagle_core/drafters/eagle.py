@@ -56,7 +56,7 @@ class Eagle(Drafter):
     def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
         scratch = len(self._template(settings).paths) if self._static else settings.top_k * settings.depth
         room = capacity + scratch
-        weight = self.head.layers[0].mlp.down_proj.weight
+        weight = next(self.head.parameters())
         if self._cache is None or self._cache.capacity < room:
             self._cache = HeadCache(self.head.config, -(-room // 256) * 256, weight.device, weight.dtype)
         self._cache.length = 0
