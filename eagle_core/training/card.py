@@ -77,7 +77,7 @@ def ship(run: Any, folder: Path, *, evaluations: dict[str, Path] | None = None) 
     text = [
         f"# {title} head for {about['target']}",
         "",
-        f"A {title} draft head ({about['parameters'] / 1e6:.1f} M parameters, float16, SafeAILab's key names) for "
+        f"An {title} draft head ({about['parameters'] / 1e6:.1f} M parameters, float16, SafeAILab's key names) for "
         f"`{about['target']}`, trained by this project's own trainer on text that the target wrote itself.",
         "",
         "| | |",
@@ -104,7 +104,8 @@ def ship(run: Any, folder: Path, *, evaluations: dict[str, Path] | None = None) 
         "## Held-out conversations",
         "",
         "How often the head's first choice is the target's, k tokens deep, its own outputs fed back along the text",
-        "as it was written; and τ of a greedy chain (target tokens gained for each forward, bonus included) from every position.",
+        "as it was written; and τ of a greedy chain (target tokens gained for each forward, bonus included) from every",
+        "position.",
         "",
     ]
     if held:

@@ -156,13 +156,20 @@ class Run:
     """One training run in `out`. `train` makes one and drives it; tests step it by hand."""
 
     def __init__(
-        self, recipe: Recipe, target: Any, corpora: Sequence[Corpus], out: Path, *, resume: bool = False
+        self,
+        recipe: Recipe,
+        target: Any,
+        corpora: Sequence[Corpus],
+        out: Path,
+        *,
+        resume: bool = False,
+        start_from: Path | str | None = None,
     ) -> None:
         if recipe.method not in METHODS:
             raise TrainingError(f"There is no training for {recipe.method!r}; choose one of {', '.join(METHODS)}.")
         if (recipe.updates > 0) == (recipe.hours > 0):
             raise TrainingError("Say how long to train: a number of steps or hours, one of the two.")
-        from accelerate import Accelerator  # type: ignore[import-untyped]
+        from accelerate import Accelerator
 
         self.recipe, self.target, self.out = recipe, target, Path(out)
         cuda = target.device.type == "cuda"
@@ -188,6 +195,9 @@ class Run:
         self.head, self.unmatched = initial_head(
             recipe.family, target, capture=wanted, draft_ids=ids if fused else None, seed=recipe.seed
         )
+        self.started_from = str(start_from) if start_from else ""
+        if start_from is not None and saved is None:
+            inherit(self.head, start_from, target)
         row_of = torch.full((target.vocab_size,), -1)
         row_of[ids] = torch.arange(len(ids))
         where = ids.to(target.device)
@@ -242,6 +252,7 @@ class Run:
             "coverage": round(self.coverage, 4),
             "parameters": sum(p.numel() for p in self.head.parameters()),
             "began_as_noise": self.unmatched,
+            "started_from": self.started_from,
         }
 
     def progress(self) -> float:
@@ -386,6 +397,38 @@ class Run:
 
     def evaluate(self) -> dict[str, Any]:
         return held_out_report(self.head, self.held_out(), max(5, self.recipe.chain))
+
+
+@torch.no_grad()
+def inherit(head: EagleHead, source: Path | str, target: Any) -> None:
+    """Give a head the weights of a trained one. Draft vocabularies may differ: what both can draft is taken over.
+
+    Raises:
+        TrainingError: a head of another shape. CheckpointError: no sound head at `source`.
+    """
+    from eagle_core.checkpoints import load_head
+
+    old = load_head(source, target)
+    mine, theirs = head.state_dict(), old.state_dict()
+    other = [
+        name for name in mine
+        if name != "lm_head.weight" and (name not in theirs or theirs[name].shape != mine[name].shape)
+    ]  # fmt: skip
+    if other or old.config.capture != head.config.capture:
+        raise TrainingError(
+            f"The head at {source} cannot be continued: it differs in {', '.join(other) or 'the states it reads'}."
+        )
+    for name, weight in theirs.items():
+        if name != "lm_head.weight":
+            mine[name].copy_(weight)
+    if head.lm_head is None or old.lm_head is None:
+        return
+    everything = torch.arange(target.vocab_size, device=target.device)
+    row = torch.full_like(everything, -1)
+    ids = everything if old.draft_to_target is None else old.draft_to_target
+    row[ids] = torch.arange(len(ids), device=target.device)
+    wanted = row[everything if head.draft_to_target is None else head.draft_to_target]
+    mine["lm_head.weight"][wanted >= 0] = theirs["lm_head.weight"][wanted[wanted >= 0]].float()
 
 
 @torch.no_grad()

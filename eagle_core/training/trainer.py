@@ -131,13 +131,21 @@ def draw_curve(log: Path, png: Path) -> None:
     replace_file(png, buffer.getvalue())
 
 
-def train(recipe: Recipe, target: Any, corpora: Sequence[Corpus], out: Path, *, resume: bool = False) -> dict[str, Any]:
+def train(
+    recipe: Recipe,
+    target: Any,
+    corpora: Sequence[Corpus],
+    out: Path,
+    *,
+    resume: bool = False,
+    start_from: Path | str | None = None,
+) -> dict[str, Any]:
     """Run to the end. Returns the last held-out report with the run's counts."""
     from tqdm import tqdm
 
     from eagle_core.training.runs import Run
 
-    run = Run(recipe, target, corpora, out, resume=resume)
+    run = Run(recipe, target, corpora, out, resume=resume, start_from=start_from)
     bar = tqdm(total=100, unit="%", disable=not run.main, file=sys.stderr, desc=recipe.method,
                bar_format="{desc} {percentage:5.1f}% |{bar}| {elapsed}<{remaining} {postfix}")  # fmt: skip
     window: list[dict[str, Any]] = []
@@ -261,7 +269,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     corpora = [Corpus.open(folder, target) for folder in args.corpus]
     for corpus in corpora:
         fill_features(corpus, target)
-    result = train(recipe, target, corpora, args.out, resume=args.resume)
+    result = train(recipe, target, corpora, args.out, resume=args.resume, start_from=args.start_from)
     if args.export:
         from eagle_core.training.card import ship
         from eagle_core.training.runs import Run

@@ -96,7 +96,7 @@ class Template:
 # ------------------------------------------------------------------------------------------------------ cache
 
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+class _SlotLayer(CacheLayerMixin):
     """One layer's keys and values of all slots, [slots, kv_heads, capacity, head_dim]."""
 
     is_sliding = False
@@ -133,7 +133,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._owner.capacity
 
 
-class _SlotCache(Cache):  # type: ignore[misc]
+class _SlotCache(Cache):
     """Keys and values of slots that stand at different lengths. `place` says which rows the next forward writes."""
 
     def __init__(self, num_layers: int, slots: int, capacity: int) -> None:
