@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.errors import InvalidRequest
-from eagle_core.events import Event, Finish, Start, Step, dump
+from eagle_core.events import Event, dump
+from eagle_core.metrics import METRICS, Run, table
 
 if TYPE_CHECKING:
     from eagle_core.verify import Sampling
@@ -164,31 +165,32 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         stop=args.stop,
         system=args.system,
     )
-    ids: list[int] = []
-    text: list[str] = []
-    steps: list[Step] = []
+    told: list[Event] = []
     with _trace(args.trace) as write:
         for event in events:
             write(event)
-            text.append(event.text)
+            told.append(event)
             sys.stdout.write(event.text)
             sys.stdout.flush()
-            if isinstance(event, Start | Step):
-                ids += event.emitted
-            if isinstance(event, Step):
-                steps.append(event)
-    assert isinstance(event, Finish)
-    tau = sum(len(s.emitted) for s in steps) / len(steps) if steps else 1.0
-    print(f"\n\n{len(ids)} tokens in {event.seconds:.2f} s, {len(steps)} steps, τ {tau:.2f}, ended by {event.reason}")
-    if event.note:
-        print(event.note)
+    run = Run.collect(told)
+    (finish,) = run.finishes
+    shown = ("tau", "tokens_per_second", "overhead")
+    print("\n")
+    print(
+        table(
+            ["measure", "value"], [[METRICS[name].label, METRICS[name].show(METRICS[name].of(run))] for name in shown]
+        )
+    )
+    print(f"\n{len(run.ids)} tokens in {len(run.steps)} steps and {finish.seconds:.2f} s, ended by {finish.reason}")
+    if finish.note:
+        print(finish.note)
     return {
         "method": args.method,
-        "ids": ids,
-        "text": "".join(text),
-        "steps": len(steps),
-        "tau": tau,
-        "seconds": event.seconds,
-        "tokens_per_second": len(ids) / event.seconds,
-        "finish": event.reason,
+        "ids": run.ids,
+        "text": run.text,
+        "steps": len(run.steps),
+        "tau": METRICS["tau"].of(run),
+        "seconds": finish.seconds,
+        "tokens_per_second": METRICS["tokens_per_second"].of(run),
+        "finish": finish.reason,
     }

@@ -1,0 +1,120 @@
+"""The command line others script against: arguments, the last line of stdout, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_core.__main__ import COMMANDS, main
+from eagle_core.drafters import METHODS
+from eagle_core.events import load_trace
+from tests.conftest import HERE
+
+CASE = HERE / "goldens" / "eagle3-vd"
+GOLDEN = json.loads((CASE / "rounds.json").read_text())["runs"][0]
+IDS = ",".join(map(str, GOLDEN["prompt_ids"]))
+PAIR = ["--target", str(CASE / "target"), "--drafter", str(CASE / "head"), "--prompt-ids", IDS]
+
+
+def last_line(capsys: Any) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_generate_with_ids_and_a_trace(capsys: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    count = 20
+    assert main(["generate", *PAIR, "--max-new-tokens", str(count), "--trace", str(trace)]) == 0
+    out = last_line(capsys)
+    assert out.keys() == {"method", "ids", "text", "steps", "tau", "seconds", "tokens_per_second", "finish"}
+    want = GOLDEN["greedy_ids"][len(GOLDEN["prompt_ids"]) :][:count]
+    assert out["ids"] == want and out["method"] == "eagle3" and out["finish"] == "length"
+    start, *steps, finish = load_trace(trace.read_text().splitlines())
+    assert start.kind == "start" and finish.kind == "finish" and len(steps) == out["steps"]
+    assert out["tau"] == pytest.approx((count - 1) / len(steps))
+    assert start.emitted + [t for s in steps for t in s.emitted] == out["ids"]
+    assert start.pair["target"]["name"] and start.pair["drafter"]["capture"] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle3"])
+def test_every_knob_is_taken(method: str, capsys: Any) -> None:
+    knobs = ["--temperature", "0.8", "--top-p", "0.9", "--top-k", "20", "--min-p", "0.01", "--seed", "3",
+             "--total-token", "9", "--depth", "3", "--tree-top-k", "4", "--max-new-tokens", "12", "--expand-by", "confidence"]  # fmt: skip
+    assert main(["generate", *PAIR, "--method", method, *knobs]) == 0
+    assert len(last_line(capsys)["ids"]) == 12
+
+
+def test_sampled_methods_agree_on_the_command_line(capsys: Any) -> None:
+    texts = []
+    for method in ("vanilla", "eagle3", "lookup"):
+        main(["generate", *PAIR, "--method", method, "--temperature", "1", "--seed", "7", "--max-new-tokens", "24"])
+        texts.append(last_line(capsys)["ids"])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_total_token_minus_one_measures(capsys: Any) -> None:
+    assert main(["generate", *PAIR, "--total-token", "-1", "--max-new-tokens", "10"]) == 0
+    assert len(last_line(capsys)["ids"]) == 10
+
+
+def test_compare_says_equal(capsys: Any) -> None:
+    assert main(["compare", *PAIR, "--max-new-tokens", "16"]) == 0
+    out = last_line(capsys)
+    assert {"verdict", "position", "gap", "ids", "tau", "speedup"} <= out.keys()
+    assert out["verdict"] == "equal" and len(out["ids"]) == 16 and out["position"] is None
+
+
+def test_inspect(capsys: Any) -> None:
+    assert main(["inspect", str(CASE / "head"), "--target", str(CASE / "target")]) == 0
+    out = last_line(capsys)
+    assert {"method", "variant", "layers", "layers_assumed", "draft_vocab_size", "parameters", "warnings"} <= out.keys()
+    assert out["method"] == "eagle3" and out["layers_assumed"] is True and out["layers"] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("argv,names", [
+    (["generate", *PAIR, "--depth", "0"], "depth"),
+    (["generate", *PAIR, "--temperature", "-1"], "temperature"),
+    (["generate", *PAIR, "--total-token", "1000"], "total_token"),
+    (["generate", *PAIR, "--max-new-tokens", "0"], "max_new_tokens"),
+    (["generate", *PAIR, "--trace", "no/such/folder/t.jsonl"], "trace"),
+    (["generate", *PAIR, "--method", "eagle2"], "EAGLE-1"),
+    (["generate", *PAIR, "--static-tree", "[[0,1]]"], "static tree"),
+    (["generate", *PAIR, "--static-tree", "{"], "static-tree"),
+    (["generate", *PAIR[:4], "--prompt-ids", "1,x"], "prompt-ids"),
+    (["generate", *PAIR[:4], "--prompt-ids", "1,999999"], "999999"),
+    (["generate", *PAIR[:4], "--prompt", "hello"], "tokenizer"),
+    (["generate", "--target", str(HERE), "--prompt-ids", "1"], "config.json"),
+    (["generate", *PAIR[:2], "--drafter", str(HERE), "--prompt-ids", "1"], "config.json"),
+    (["inspect", str(HERE)], "config.json"),
+])  # fmt: skip
+def test_bad_input_is_one_sentence_and_code_2(argv: list[str], names: str, capsys: Any) -> None:
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert names in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("argv", [["generate"], ["nonsense"], [], ["generate", "--prompt", "a", "--method", "magic"]])
+def test_usage_errors_are_code_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(argv)
+    assert e.value.code == 2
+
+
+def test_help_of_every_command_needs_no_torch() -> None:
+    code = "import sys; from eagle_core.__main__ import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules, 'torch was imported for a help text'"
+    for argv in (["--help"], *([name, "--help"] for name in COMMANDS)):
+        out = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=HERE.parent)
+        assert out.returncode == 0, out.stderr
+        assert "usage" in out.stdout
+
+
+def test_method_names_come_from_the_table() -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "eagle_core", "generate", "--help"], capture_output=True, text=True, cwd=HERE.parent
+    )
+    assert all(name in out.stdout for name in METHODS)
