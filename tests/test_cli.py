@@ -43,7 +43,8 @@ def test_generate_with_ids_and_a_trace(capsys: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle3"])
 def test_every_knob_is_taken(method: str, capsys: Any) -> None:
     knobs = ["--temperature", "0.8", "--top-p", "0.9", "--top-k", "20", "--min-p", "0.01", "--seed", "3",
-             "--total-token", "9", "--depth", "3", "--tree-top-k", "4", "--max-new-tokens", "12", "--expand-by", "confidence"]  # fmt: skip
+             "--total-token", "9", "--depth", "3", "--tree-top-k", "4", "--max-new-tokens", "12",
+             "--expand-by", "confidence"]  # fmt: skip
     assert main(["generate", *PAIR, "--method", method, *knobs]) == 0
     assert len(last_line(capsys)["ids"]) == 12
 
