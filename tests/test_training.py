@@ -550,3 +550,76 @@ def test_a_full_disk_while_writing_keeps_what_was_complete(tmp_path: Path, monke
         write(target, tmp_path / "c", 2000, **settings)
     monkeypatch.undo()
     assert len(Corpus.open(tmp_path / "c", target)) == before
+
+
+# ------------------------------------------------------------------------------------------------- whole commands
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model of eight layers, as people have theirs: a folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3, bos_token_id=None, eos_token_id=2,
+        pad_token_id=0,
+    )  # fmt: skip
+    where = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(where)
+    letters().save_pretrained(where)
+    return where
+
+
+def test_the_whole_recipe_on_a_small_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from eagle_core.training.recipe import main
+
+    prompts = tmp_path / "prompts.jsonl"
+    asked = [{"question_id": i, "category": "qa", "turns": [f"tell me {i}"]} for i in range(3)]
+    prompts.write_text("".join(json.dumps(x) + "\n" for x in asked))
+    line = [
+        "--out", str(tmp_path / "out"), "--target", str(folder), "--minutes", "0.03", "--tokens", "3000", "--device", "cpu",
+        "--batch-tokens", "300", "--prompts", str(prompts), "--", "--draft-vocab", "40", "--muon-block", "16",
+    ]  # fmt: skip
+    assert main(line) == 0
+    told = [json.loads(x) for x in capsys.readouterr().out.splitlines() if x.startswith("{")]
+    assert told[0]["with_states"] == told[0]["conversations"] > 0
+    assert [x["method"] for x in told[1:3]] == ["eagle3", "eagle2"]
+    for method in ("eagle3", "eagle2"):
+        made = tmp_path / "out" / method
+        card = (made / "README.md").read_text()
+        assert f"train {method} --target" in card and "| step 1 |" in card and (made / "curve.png").exists()
+        assert (tmp_path / "out" / f"{method}.json").exists()
+    assert main(line) == 0, "the same line goes on with what is there"
+
+
+def test_a_head_can_begin_as_another_one(text: tuple[Target, Corpus], tmp_path: Path) -> None:
+    target, corpus = with_states(text, tmp_path)
+    first = Run(recipe(updates=6), target, [corpus], tmp_path / "first")
+    for _ in range(6):
+        first.update()
+    save_head(first.head, tmp_path / "head")
+    second = Run(recipe(draft_vocab=50), target, [corpus], tmp_path / "second", start_from=tmp_path / "head")
+    assert torch.equal(second.head.fc.weight, first.head.fc.weight)
+    assert first.head.lm_head is not None and second.head.lm_head is not None
+    for row, token in enumerate(second.ids.tolist()):
+        same_token = (first.ids == token).nonzero()
+        old = first.head.lm_head.weight[int(same_token)] if len(same_token) else target.lm_head.weight[token]
+        assert torch.equal(second.head.lm_head.weight[row], old)
+    with pytest.raises(TrainingError, match="cannot be continued"):
+        Run(recipe(capture=(3, 2, 1)), target, [corpus], tmp_path / "third", start_from=tmp_path / "head")
+
+
+def test_help_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    for name in ("corpus", "train"):
+        code = (
+            f"import sys; from eagle_core.__main__ import main\ntry: main([{name!r}, '--help'])\n"
+            "except SystemExit: pass\nsys.exit('torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "--target" in done.stdout

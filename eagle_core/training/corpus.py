@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,12 @@ def write(
     slots: int = 16,
     limit: int = 1024,
     answer_tokens: int = 300,
+    minutes: float = 0.0,
     progress: bool = True,
 ) -> Corpus:
-    """Write until the corpus in `folder` holds `tokens` tokens, or the prompts are used up; continues what is there.
+    """Write until the corpus in `folder` holds `tokens` tokens, the prompts are used up, or `minutes` (if any) are over.
+
+    A corpus that is there is continued. Time is looked at between blocks only: it decides how much is written, not what.
 
     Raises:
         TrainingError: a corpus of another target, or one begun with other settings, is in `folder`; full disk.
@@ -83,7 +87,8 @@ def write(
     bar = tqdm(
         total=tokens, initial=corpus.tokens, unit=" tokens", unit_scale=True, disable=not progress, file=sys.stderr
     )
-    while corpus.tokens < tokens:
+    end = time.monotonic() + 60 * minutes if minutes else float("inf")
+    while corpus.tokens < tokens and time.monotonic() < end:
         first = int(corpus.about["writer"]["next"])
         last = first + block if prompts is None else min(first + block, len(prompts))
         if first >= last:
@@ -229,6 +234,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-states", action="store_true", help="keep no captured states (training computes them once)"
     )
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after the block that is in work then")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0, help="conversations side by side (default: 16, on a GPU 256)")
     parser.add_argument("--limit", type=int, default=1024, help="most tokens of a conversation")
@@ -256,7 +262,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         slots = args.slots or (256 if target.device.type == "cuda" else 16)
         corpus = write(
             target, args.out, args.tokens, seed=args.seed, keep_states=not args.no_states, prompts=prompts, slots=slots,
-            limit=args.limit, answer_tokens=args.answer_tokens,
+            limit=args.limit, answer_tokens=args.answer_tokens, minutes=args.minutes,
         )  # fmt: skip
     if args.export_text:
         export_text(corpus, args.export_text)

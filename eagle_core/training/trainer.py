@@ -238,6 +238,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hours", type=float, default=0.0, help="how long to train")
     parser.add_argument("--steps", type=int, default=0, help="how many optimizer steps to train, in place of --hours")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument("--start-from", help="begin with the weights of this head: a folder or a hub id")
     parser.add_argument(
         "--capture", type=int, nargs="+", default=[], help="boundaries an EAGLE-3 head reads (default 2, n//2, n-3)"
     )
