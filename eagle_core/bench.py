@@ -9,7 +9,8 @@ be asked for. Every method's ids are checked against vanilla's (`compare.verdict
 a different text without saying so.
 
 A contestant is a method of `METHODS`, optionally with its own tree (`eagle3@60/8/10` is total_token 60, depth 8,
-top-k 10; `eagle3@-1` lets measured costs choose), or one of transformers' own:
+top-k 10; `eagle3@-1` lets measured costs choose; `eagle3@12+24+60/4+8` is a sweep, every combination a contestant of
+its own), or one of transformers' own:
 
     hf           model.generate(do_sample=False)
     hf-lookup    the same with prompt_lookup_num_tokens=10 (assisted generation without a second model)
@@ -27,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,7 @@ __all__ = [
     "bench",
     "by_transformers",
     "contestant",
+    "expand",
     "figure",
     "fitting",
     "machine",
@@ -168,6 +171,19 @@ def _tree(text: str, settings: TreeSettings) -> TreeSettings:
     except ValueError:
         raise InvalidRequest(f"{text!r} is no tree; write total_token/depth/top-k, such as 60/8/10") from None
     return replace(settings, total_token=total_token, depth=depth, top_k=top_k)
+
+
+def expand(names: str) -> list[str]:
+    """The contestants of a comma-separated list, sweeps written out, vanilla first, each once.
+
+    "hf,eagle3@12+24/4+6" → vanilla, hf, eagle3@12/4, eagle3@12/6, eagle3@24/4, eagle3@24/6
+    """
+    found = ["vanilla"]
+    for name in filter(None, names.split(",")):
+        method, at, tree = name.partition("@")
+        grid = product(*(part.split("+") for part in tree.split("/")))
+        found += [f"{method}@{'/'.join(point)}" for point in grid] if at else [method]
+    return list(dict.fromkeys(found))
 
 
 def _transformers(target: Target, ids: list[int], max_new_tokens: int, sampling: Sampling, **extra: Any) -> Answer:
@@ -585,7 +601,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods",
         default="vanilla,hf,eagle2,eagle3",
-        help="comma-separated methods; hf and hf-lookup are transformers' own, eagle3@60/8/10 brings its own tree;"
+        help="comma-separated methods; hf and hf-lookup are transformers' own, eagle3@60/8/10 brings its own tree,"
+        " eagle3@12+24/4+8 is a sweep;"
         " vanilla always runs, every other's ids are checked against it (default: %(default)s)",
     )
     parser.add_argument("--limit", type=int, help="prompts to take, spread over the categories (default: all)")
@@ -608,8 +625,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     sampling, settings = sampling_of(args), tree_of(args)
     pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
     target = pair.target
-    names = list(dict.fromkeys(["vanilla", *(n for n in args.methods.split(",") if n)]))
-    contestants = [contestant(pair, name, sampling, settings) for name in names]
+    contestants = [contestant(pair, name, sampling, settings) for name in expand(args.methods)]
     fitted = fitting(target, prompts, args.max_new_tokens)
     facts = machine(target)
     with tqdm(total=(len(fitted) + 1) * len(contestants), unit="answer", file=sys.stderr) as bar:

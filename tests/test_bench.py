@@ -14,6 +14,7 @@ from eagle_core.bench import (
     Prompt,
     bench,
     contestant,
+    expand,
     figure,
     fitting,
     machine,
@@ -116,6 +117,13 @@ def test_a_contestant_may_bring_its_own_tree():
     for bad in ("eagle3@", "eagle3@x", "eagle3@1/2/3/4", "medusa", "hf@5"):
         with pytest.raises(InvalidRequest, match="is no"):
             contestant(pair, bad, Sampling(), TREE)
+
+
+def test_a_sweep_is_written_out():
+    assert expand("hf,eagle3@12+24/4+6,hf") == [
+        "vanilla", "hf", "eagle3@12/4", "eagle3@12/6", "eagle3@24/4", "eagle3@24/6",
+    ]  # fmt: skip
+    assert expand("") == ["vanilla"] and expand("eagle3@-1") == ["vanilla", "eagle3@-1"]
 
 
 def test_transformers_own_generate_is_asked_for_the_same():
