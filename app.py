@@ -81,8 +81,13 @@ class Shown:
 
 @dataclass
 class Visit:
-    """One visitor: the conversation, what the page shows of it, and the handle that stops the answer under way."""
+    """One visitor: the conversation, what the page shows of it, and the handle that stops the answer under way.
 
+    `key` is what the stage shows for itself when it asks the server for something: gradio tells a component's own
+    functions nothing of the session they are called from.
+    """
+
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
     talk: list[dict[str, str]] = field(default_factory=list)
     shown: dict[str, Shown] = field(default_factory=dict)
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -199,6 +204,9 @@ class Playground:
                 visit.shown[self.opening.name] = self.opening.shown()
         return self._visits[key]
 
+    def _holder(self, key: object) -> Visit | None:
+        return next((visit for visit in self._visits.values() if visit.key == key), None)
+
     def leave(self, request: gr.Request) -> None:
         """A visitor closed the page: whatever was running for them stops."""
         if visit := self._visits.pop(str(request.session_hash), None):
@@ -216,7 +224,7 @@ class Playground:
         """Put a recording on stage, in place of whatever was there."""
         visit.start_over()
         visit.shown[recording.name] = shown = recording.shown()
-        return shown.teller.recall(recording.told, clear=True, at=at)
+        return shown.teller.recall(recording.told, clear=True, at=at, visit=visit.key)
 
     def answer(self, visit: Visit, text: str, *, race: bool, system: str | None, **wish: Any) -> Iterator[str]:
         """Messages for the stage while one prompt is answered, and checked if `race`."""
@@ -289,10 +297,11 @@ class Playground:
 
     # What the stage asks for by itself. Everything a browser sends is checked.
 
-    def keep(self, asked: list[Any], request: gr.Request) -> dict[str, str]:
-        """A file of what is on stage: [kind, name of the run, index of the step]."""
-        kind, name, index = (*asked, None, None, None)[:3]
-        shown = self.visit(request).shown.get(str(name))
+    def keep(self, asked: list[Any]) -> dict[str, str]:
+        """A file of what is on stage: [key of the visit, kind, name of the run, index of the step]."""
+        key, kind, name, index = (*asked, None, None, None, None)[:4]
+        visit = self._holder(key)
+        shown = visit.shown.get(str(name)) if visit else None
         steps = shown.run.steps if shown else ()
         if shown is None or not isinstance(index, int) or not 0 <= index < len(steps):
             return {"error": "this run is no longer on the server; record it again"}
@@ -314,20 +323,21 @@ class Playground:
             }
         return {"error": f"there is nothing of the kind {str(kind)[:40]!r} to keep"}
 
-    def open_trace(self, asked: list[Any], request: gr.Request) -> dict[str, str]:
-        """A visitor's own trace, [file name, text]: on stage, or a sentence on why not, and then nothing changes."""
-        name, text = (*asked, None, None)[:2]
-        if not isinstance(name, str) or not isinstance(text, str):
-            return {"error": "not a trace"}
+    def open_trace(self, asked: list[Any]) -> dict[str, str]:
+        """A visitor's own trace, [key of the visit, file name, text]: on stage, or why not, and then nothing changes."""
+        key, name, text = (*asked, None, None, None)[:3]
+        visit = self._holder(key)
+        if visit is None or not isinstance(name, str) or not isinstance(text, str):
+            return {"error": "this page is no longer known to the server; load it again"}
         if len(text) > MAX_TRACE:
             return {"error": f"this trace has {len(text) >> 20} MB, more than {MAX_TRACE >> 20}"}
         try:
-            recording = Recording.of(f"{Path(name).stem[:40]}-{uuid.uuid4().hex[:6]}", load_trace(text.splitlines()))
+            recording = Recording.of(f"{Path(name).stem[:40]}-{uuid.uuid4().hex[:6]}", load_trace(text.split("\n")))
         except EagleError as e:
             return {"error": str(e)}
         if len(recording.events) < 2:
             return {"error": "this trace holds no step"}
-        return {"message": self.play(self.visit(request), recording)}
+        return {"message": self.play(visit, recording)}
 
     def charts(self, request: gr.Request, language: str) -> list[Any]:
         """Figures of the last answer on the page."""
@@ -444,8 +454,8 @@ MOUNT = """
 const stage = mountStage(element.querySelector(".stage"), {
   ...OPTIONS,
   onStop: () => document.querySelector("#stop")?.click(),
-  onKeep: (kind, run, k) => server.keep(kind, run, k),
-  onOpen: (name, text) => server.open_trace(name, text),
+  onKeep: (visit, kind, run, k) => server.keep(visit, kind, run, k),
+  onOpen: (visit, name, text) => server.open_trace(visit, name, text),
 });
 window.stage = stage;
 stage.feed(props.value);
@@ -539,11 +549,11 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                 )
                 link = word(gr.Button, keys={"value": "link"}, min_width=110, elem_id="link", size="md")
 
-        def keep(asked: list[Any], request: gr.Request) -> dict[str, str]:
-            return ground.keep(asked, request)
+        def keep(asked: list[Any]) -> dict[str, str]:
+            return ground.keep(asked)
 
-        def open_trace(asked: list[Any], request: gr.Request) -> dict[str, str]:
-            return ground.open_trace(asked, request)
+        def open_trace(asked: list[Any]) -> dict[str, str]:
+            return ground.open_trace(asked)
 
         stage = gr.HTML(
             ground.opening.opening() if ground.opening else None, html_template=markup, js_on_load=script + MOUNT,
@@ -619,8 +629,8 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
 
         def arrive(request: gr.Request) -> list[Any]:
             """Restore what a link says; whatever in it is not one of ours is ignored."""
-            said = dict(request.query_params)
-            out: list[Any] = [said.get("prompt", "")[:20000]]
+            said, visit = dict(request.query_params), ground.visit(request)
+            out: list[Any] = [said["prompt"][:20000] if "prompt" in said else gr.skip()]
             out += [_read(knob, said.get(name)) for name, knob in knobs.items()]
             out.append(said["language"] if said.get("language") in LANGUAGES else gr.skip())
             recording = ground.recordings.get(said.get("recording", "")) or ground.opening
@@ -630,8 +640,8 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                     "step": int(step) - 1 if step.isdecimal() and len(step) < 6 else 0,
                     "phase": said.get("phase", "")[:20],
                 }
-                return [*out, ground.play(ground.visit(request), recording, at)]
-            return [*out, gr.skip()]
+                return [*out, ground.play(visit, recording, at)]
+            return [*out, message(visit=visit.key)]
 
         page.load(arrive, None, [prompt, *knobs.values(), language, stage], **quiet)
         page.unload(ground.leave)
@@ -676,6 +686,24 @@ def opening(trace: str | None, shelf: dict[str, Recording]) -> Recording | None:
         return Recording.of(path.stem, load_trace(lines), title=path.stem)
 
 
+def start(page: gr.Blocks, host: str, port: int | None, *, share: bool = False, public: bool = False, block: bool = True) -> str:
+    """Open the page; returns its address, at once if not `block`."""
+    _, address, _ = page.queue(max_size=64).launch(
+        server_name=host,
+        server_port=port,
+        share=share,
+        theme=theme(),
+        css=parts()[1] + CSS,
+        head=HEAD,
+        run_history=False,
+        footer_links=["api"],
+        max_file_size="32mb",
+        show_error=not public,
+        prevent_thread_lock=not block,
+    )
+    return str(address)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="EAGLE playground: watch speculative decoding happen.")
     parser.add_argument(
@@ -703,20 +731,8 @@ def main(arguments: list[str] | None = None) -> None:
         ground = Playground(Models(args.target, args.drafter), shelf, opening(args.trace, shelf))
     except (EagleError, OSError, UnicodeDecodeError) as e:
         parser.error(str(e))
-    page = build(ground, args.total_token, args.public)
-    page.queue(max_size=64).launch(
-        server_name=args.host,
-        server_port=args.port,
-        share=args.share,
-        theme=theme(),
-        css=parts()[1] + CSS,
-        head=HEAD,
-        run_history=False,
-        footer_links=["api"],
-        max_file_size="32mb",
-        show_error=not args.public,
-        quiet=True,
-    )
+    start(build(ground, args.total_token, args.public), args.host, args.port, share=args.share, public=args.public)
+
 
 
 if __name__ == "__main__":

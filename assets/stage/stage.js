@@ -12,7 +12,7 @@ function mountStage(root, options) {
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const PHASES = ["grow", "rerank", "mask", "verify", "accept", "commit"];
   const BONUS = -2; // the bonus token's row: it is no node, yet it has a place
-  let language = options.language || "en";
+  let language = options.language || "en", visit = null;
 
   /* ---------------------------------------------------------------- words */
   const say = (key, slots) => (words[language][key] ?? key).replace(/\{(\w+)\}/g, (_, name) => String(slots?.[name] ?? ""));
@@ -110,6 +110,7 @@ function mountStage(root, options) {
   function feed(text) {
     if (!text) return;
     const m = JSON.parse(text);
+    if (m.visit) visit = m.visit;
     if (m.clear) { runs.clear(); run = null; k = -1; playing = false; follow = true; chosen = hover = null; $(".st-chat").replaceChildren(); }
     if ("note" in m) note = m.note || null;
     else if (m.events?.length) note = null;
@@ -942,7 +943,7 @@ function mountStage(root, options) {
       const c = document.createElement("canvas"); c.width = image.width * 2; c.height = image.height * 2; c.getContext("2d").drawImage(image, 0, 0, c.width, c.height);
       return c.toBlob((blob) => save(name + ".png", blob), "image/png");
     }
-    const kept = await options.onKeep(kind, run.name, k);
+    const kept = await options.onKeep(visit, kind, run.name, k);
     if (kept?.text) save(kept.name, new Blob([kept.text], { type: kept.type }));
     else if (kept?.error) { note = { key: "status.error", text: kept.error }; paint(); }
   }
@@ -950,7 +951,7 @@ function mountStage(root, options) {
     const stream = file.name.endsWith(".gz") ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
     let text;
     try { text = await new Response(stream).text(); } catch { text = "\u0000"; }
-    const told = await options.onOpen(file.name, text);
+    const told = await options.onOpen(visit, file.name, text);
     if (told?.message) feed(told.message);
     else { note = { key: "keep.bad", name: file.name, text: told?.error ?? "" }; halt(); paint(); }
   }
@@ -971,7 +972,7 @@ function mountStage(root, options) {
   const api = {
     feed, act, jump, choose, svg, visible,
     speak(to) { if (words[to]) { language = to; translate(); } },
-    get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, finished: !!run?.finish, language }; },
+    get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, finished: !!run?.finish, language, known: !!visit }; },
     /* where a row is drawn, in the page's pixels */
     locate(i) { const s = step(), L = layout(s), v = view(s, L, regions(s)), r = canvas.getBoundingClientRect(); return i in L.x ? { x: r.left + v.x + (L.x[i] + L.w[i] / 2) * v.s, y: r.top + v.y + L.y[i] * v.s, scale: v.s } : null; },
     whatIf(want) { return growing() ? (({ kept, walk, unknown, unverified }) => ({ kept: [...kept].sort((a, b) => a - b), walk, unknown: unknown?.key ?? null, unverified }))(grow(step(), want)) : null; },

@@ -1,0 +1,421 @@
+"""The page in a real headless Chromium, with a tiny random model behind it: everything but the size is real.
+
+Skipped where no Chromium is found, except under CI. Set CHROMIUM to its path if it is elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.conftest import VOCAB, eagle_head, tiny_model
+
+import app
+from eagle_core.drafters import METHODS, Drafter
+from eagle_core.events import Step, dump, load_trace
+from eagle_core.pairs import Pair
+from eagle_core.target import Target
+from tests import synthetic
+from tests.test_viz import HOSTILE
+from viz.why import why
+from viz.words import say, visible
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium found; set CHROMIUM to its path")
+
+PAUSE = 0.04  # seconds a draft of the slow pair takes at least, so that there is time to press Stop
+
+
+class Slow(Drafter):
+    """A drafter that takes its time."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.pause = 0.0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_drafter", "pause", "propose", "__class__", "__dict__"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_drafter"), name)
+
+    def propose(self, *args: Any) -> Any:
+        time.sleep(self.pause)
+        return self._drafter.propose(*args)
+
+
+def tokenizer() -> Any:
+    """One id a letter."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?<>&"
+    vocab = {c: i for i, c in enumerate(letters[:VOCAB])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=" "))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
+
+
+class TinyPair(Pair):
+    """A random target with random heads, all methods that need no second model."""
+
+    def __init__(self) -> None:
+        super().__init__(Target(tiny_model("llama"), tokenizer(), "tiny"))
+        for family in ("eagle1", "eagle3"):
+            self._parts[f"{family} head"] = eagle_head(family)
+        self._drafters["eagle3"] = self.slow = Slow(METHODS["eagle3"].make(self._parts["eagle3 head"], self.target))
+
+
+@pytest.fixture(scope="module")
+def pair() -> TinyPair:
+    return TinyPair()
+
+
+@pytest.fixture(scope="module")
+def site(pair: TinyPair) -> Iterator[SimpleNamespace]:
+    run = synthetic.run(3, steps=14)
+    hostile = synthetic.run(5, steps=3, texts=HOSTILE, total=40)
+    shelf = {
+        "first": app.Recording.of("first", run, "Why does a tree help?", "A first one"),
+        "second": app.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"),
+        "hostile": app.Recording.of("hostile", hostile, HOSTILE[1], HOSTILE[0]),
+    }
+    models = app.Models(None, None)
+    models._pair = pair
+    page = app.build(app.Playground(models, shelf, shelf["first"]), 12, False)
+    address = app.start(page, "127.0.0.1", None, block=False)
+    yield SimpleNamespace(address=address, run=run, hostile=hostile)
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api") if not os.environ.get("CI") else __import__("playwright.sync_api").sync_api
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Screen:
+    """One visitor. Fails the test on any console error, page error or request to another host."""
+
+    def __init__(self, browser: Any, site: SimpleNamespace, query: str = "", **options: Any) -> None:
+        self.faults: list[str] = []
+        self.context = browser.new_context(**({"viewport": {"width": 1440, "height": 900}} | options))
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda e: self.faults.append(str(e)))
+        self.page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
+        self.page.on("request", lambda r: self.faults.append(r.url) if not r.url.startswith((site.address, "data:", "blob:")) else None)
+        began = time.perf_counter()
+        self.page.goto(site.address.rstrip("/") + query)
+        self.page.wait_for_function("window.stage && window.stage.state.steps > 0")
+        self.seconds = time.perf_counter() - began
+        self.page.wait_for_function("stage.state.known")  # the server has greeted this visitor
+        self.page.wait_for_timeout(200)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.page.evaluate("stage.state")
+
+    def until(self, condition: str, timeout: float = 30) -> None:
+        try:
+            self.page.wait_for_function(f"(({{state}}) => {condition})(stage)", timeout=timeout * 1000)
+        except Exception as e:
+            raise AssertionError(f"not so after {timeout} s: {condition}; the stage is at {self.state}") from e
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).first.inner_text()
+
+    def choose(self, method: str) -> None:
+        self.page.click("#method input")
+        self.page.get_by_role("option", name=say("en", f"method.{method}"), exact=True).click()
+
+    def ask(self, text: str) -> None:
+        self.page.fill("#prompt textarea", text)
+        self.page.click("#send")
+
+    def close(self) -> None:
+        self.context.close()
+        assert not self.faults
+
+
+@pytest.fixture
+def screen(browser: Any, site: SimpleNamespace) -> Iterator[Screen]:
+    screen = Screen(browser, site)
+    yield screen
+    screen.close()
+
+
+def test_opens_on_a_recording(screen: Screen) -> None:
+    assert screen.seconds < 4 * (3 if os.environ.get("CI") else 2)  # 4 s on a quiet machine; the test's may be busy
+    screen.page.evaluate("stage.jump(4)")
+    assert screen.state["run"] == "first" and screen.state["steps"] == 14 and not screen.state["playing"]
+    assert screen.page.locator(".st-answer .tok").count() > 20
+
+
+def test_answers_with_a_verdict(screen: Screen, pair: TinyPair) -> None:
+    screen.ask("tell me more")
+    screen.until("state.finished && state.run !== 'first' && !state.note")
+    screen.page.wait_for_selector(".st-foot .equal")
+    expected = list(pair.generate("tell me more", method="eagle3", settings=_settings(12), max_new_tokens=128))
+    assert screen.page.locator(".st-answer").evaluate("e => e.textContent") == "".join(e.text for e in expected)
+    origins = screen.page.evaluate("[...document.querySelectorAll('.st-answer .tok')].map(e => e.classList[1])")
+    wanted = ["plain"] + [o for e in expected if isinstance(e, Step) for o in (["draft"] * (len(e.accepted) - 1) + ["bonus"])[: len(e.emitted)]]
+    assert origins == wanted
+    assert screen.text(".st-foot .equal") == say("en", "verdict.equal", n=128)
+    screen.page.evaluate("document.querySelector('.st-truth').open = true")
+    screen.page.wait_for_function("document.querySelector('.st-lane.plain span').textContent.includes('128')")
+    assert screen.page.locator(".st-pays").inner_text().startswith("Speculation")
+
+
+def _settings(total: int) -> Any:
+    from eagle_core import TreeSettings
+
+    return TreeSettings(total)
+
+
+def test_stop_acts_at_once_and_the_next_prompt_works(screen: Screen, pair: TinyPair) -> None:
+    pair.slow.pause = PAUSE
+    try:
+        screen.ask("a long one")
+        screen.until("state.run !== 'first' && state.steps >= 3")
+        screen.page.click("#stop")
+        screen.until("state.finished", 5)
+        assert "stopped by you" in screen.text(".st-turn:last-child .st-foot")
+        assert screen.state["steps"] < 100
+    finally:
+        pair.slow.pause = 0
+    first = screen.state["run"]
+    screen.ask("again")
+    screen.until(f"state.run !== '{first}' && state.finished && !state.note")
+    assert screen.page.locator(".st-turn").count() == 2  # a conversation goes on
+
+
+def test_scrub_and_step(screen: Screen) -> None:
+    page = screen.page
+    page.locator(".st-range").fill("6")
+    assert screen.state["k"] == 5 and not screen.state["playing"]
+    page.click('[data-act="nextstep"]')
+    assert screen.state["k"] == 6
+    page.click('[data-phase="verify"]')
+    page.wait_for_function("document.querySelector('.st-caption').textContent.startsWith('Verify: one target forward over 24')")
+    page.click('[data-act="nextphase"]')
+    assert screen.state["phase"] == "accept"
+    page.click('[data-act="prevstep"]')
+    page.select_option(".st-speed", "4")
+    page.click('[data-act="play"]')
+    page.wait_for_function("stage.state.playing && stage.state.k >= 6")
+    page.click('[data-act="play"]')
+    assert not screen.state["playing"]
+
+
+def test_why_is_it_so(screen: Screen, site: SimpleNamespace) -> None:
+    page, step = screen.page, site.run[5]
+    page.evaluate("stage.jump(4)")
+    for row in (0, 3, step.accepted[-1], len(step.nodes) - 1):
+        where = page.evaluate(f"stage.locate({row})")
+        page.mouse.click(where["x"], where["y"])
+        page.wait_for_selector(".st-why:not([hidden])", timeout=3000)
+        assert screen.state["chosen"] == row
+        assert screen.text(".st-why .why") == why(step, row, "en")
+        assert f"{step.nodes[row].token}" in screen.text(".st-why dl")
+        page.keyboard.press("Escape")
+    token = page.locator('.st-answer .tok.draft[data-n="5"]').first
+    token.click()
+    assert screen.state["k"] == 4 and screen.state["chosen"] == step.accepted[1]
+
+
+def test_every_row_has_its_place(screen: Screen, site: SimpleNamespace) -> None:
+    page = screen.page
+    page.select_option(".st-ghost-mode", "show")
+    for index in (0, 6, 13):
+        page.evaluate(f"stage.jump({index})")
+        step = site.run[index + 1]
+        assert page.evaluate("stage.drawn") == len(step.nodes) + len(step.dropped)
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.select_option(".st-ghost-mode", "hide")
+    assert page.evaluate("stage.drawn") == len(site.run[14].nodes)
+
+
+def imagined(step: Step, total: int, depth: int, top_k: int) -> tuple[list[int], bool]:
+    """The growth rule once more, by itself, as a judge: the rows kept, and whether the recording covers them."""
+    rows = [*step.nodes, *step.dropped]
+    kids = {r.id: sorted((c for c in rows if c.parent == r.id), key=lambda c: (-c.confidence, c.id)) for r in rows}
+    beam, made, covered = [0], [], True
+    for _ in range(depth):
+        level = [c for b in beam for c in kids[b][:top_k]]
+        covered = covered and all(kids[b] and len(kids[b]) >= top_k for b in beam)
+        made += level
+        beam = [c.id for c in sorted(level, key=lambda c: (-c.value, c.id))[:top_k]]
+        if not beam:
+            break
+    kept = sorted(made, key=lambda c: (-c.value, c.id))[: total - 1]
+    return sorted([0, *(c.id for c in kept)]), covered
+
+
+def test_what_if(screen: Screen, site: SimpleNamespace) -> None:
+    page = screen.page
+    page.click('.st-tools [data-act="whatif"]')
+    for index in (2, 6):
+        page.evaluate(f"stage.jump({index})")
+        step = site.run[index + 1]
+        same = page.evaluate("stage.whatIf({ total_token: 24, depth: 6, top_k: 8 })")
+        assert same["kept"] == list(range(24)) and same["walk"] == step.accepted and same["unknown"] is None
+        for total, depth, top_k in ((6, 6, 8), (60, 6, 8), (24, 2, 8), (12, 3, 4), (24, 6, 1), (40, 4, 3)):
+            found = page.evaluate(f"stage.whatIf({{ total_token: {total}, depth: {depth}, top_k: {top_k} }})")
+            kept, covered = imagined(step, total, depth, top_k)
+            assert (found["unknown"] is None) == covered
+            if covered:
+                assert found["kept"] == kept
+        assert page.evaluate("stage.whatIf({ total_token: 24, depth: 7, top_k: 8 }).unknown") == "if.deeper"
+        assert page.evaluate("stage.whatIf({ total_token: 24, depth: 6, top_k: 9 }).unknown") == "if.wider"
+    page.locator('.st-if input[name="total_token"]').fill("2")
+    assert page.locator(".st-if-say").inner_text()
+
+
+def test_keep_and_open_again(screen: Screen, site: SimpleNamespace, tmp_path: Path, browser: Any) -> None:
+    page = screen.page
+    page.evaluate("stage.jump(3)")
+
+    def keep(kind: str) -> Path:
+        page.click('.st-tools [data-act="keep"]')
+        with page.expect_download() as download:
+            page.click(f'[data-keep="{kind}"]')
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+        return path
+
+    trace = keep("trace")
+    assert list(load_trace(trace.read_text(encoding="utf-8").splitlines())) == site.run
+    svg = ElementTree.parse(keep("svg")).getroot()
+    drawn = "".join(t.text or "" for t in svg.iter("{http://www.w3.org/2000/svg}text"))
+    assert all(visible(n.text) in drawn for n in site.run[4].nodes)
+    assert keep("png").read_bytes().startswith(b"\x89PNG")
+    assert keep("csv").read_text().startswith("scope,step,name,value,unit\nrun,,tau,")
+    ElementTree.parse(keep("graphml"))
+    replay = browser.new_page()
+    replay.goto(f"file://{keep('replay')}")
+    replay.wait_for_function("document.querySelector('.stage').stage.state.steps === 14")
+    replay.close()
+
+    hostile = tmp_path / "hostile.jsonl"
+    hostile.write_text("".join(dump(e) + "\n" for e in site.hostile), encoding="utf-8")
+    page.set_input_files(".st-file", hostile)
+    screen.until("state.steps === 3")
+    page.evaluate("stage.jump(1)")
+    assert page.locator("#stage img, #stage iframe, #stage script").count() == 0 and page.evaluate("typeof alerted") == "undefined"
+    shown = screen.state["run"]
+    for bad in ("{}", "x\n", trace.read_text(encoding="utf-8").replace('"parent":0', '"parent":9999', 1), ""):
+        broken = tmp_path / "broken.jsonl"
+        broken.write_text(bad, encoding="utf-8")
+        page.evaluate("stage.jump(0)")
+        page.set_input_files(".st-file", broken)
+        page.wait_for_function("document.querySelector('.st-caption').textContent.startsWith('broken.jsonl: ')")
+        assert screen.state["run"] == shown and screen.state["steps"] == 3
+        page.evaluate("stage.feed('{\"note\":null}')")
+
+
+def test_a_link_restores_the_view(browser: Any, site: SimpleNamespace) -> None:
+    query = "/?recording=second&step=3&phase=mask&temperature=0.7&total_token=33&seed=9&method=eagle2&prompt=hello%20%3Cb%3E&language=zh&depth=999"
+    screen = Screen(browser, site, query)
+    screen.until("state.run === 'second' && state.language === 'zh'")
+    assert screen.state["k"] == 2 and screen.state["phase"] == "mask"
+    page = screen.page
+    assert page.input_value("#prompt textarea") == "hello <b>"
+    assert page.input_value("#total_token input[type=number]") == "33"
+    assert page.input_value("#temperature input[type=number]") == "0.7"
+    assert page.input_value("#depth input[type=number]") == "6"  # 999 is no depth
+    page.wait_for_function("document.querySelector('#send').textContent.trim() === '发送'")
+    assert page.locator(".st-caption").inner_text().startswith("展平")
+    page.click("#link")
+    page.wait_for_function("location.search.includes('recording=second') && location.search.includes('phase=mask')")
+    screen.close()
+
+
+def test_keyboard_alone(screen: Screen) -> None:
+    page = screen.page
+    page.evaluate("stage.jump(2); document.activeElement.blur()")
+    page.keyboard.press("ArrowRight")
+    assert screen.state["k"] == 3
+    page.keyboard.press(",")
+    assert screen.state["phase"] == "verify"
+    page.keyboard.press("End")
+    assert screen.state["k"] == 13
+    page.keyboard.press("Home")
+    page.keyboard.press("?")
+    assert page.locator(".st-help").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("n")
+    page.keyboard.press("ArrowRight")
+    assert screen.state["chosen"] > 0 and page.locator(".st-why").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press(" ")
+    assert screen.state["playing"]
+    page.keyboard.press(" ")
+    page.fill("#prompt textarea", "")
+    page.type("#prompt textarea", "n?, ")
+    assert page.input_value("#prompt textarea") == "n?, " and not screen.state["playing"]
+
+
+def test_two_visitors_wait_for_each_other(browser: Any, site: SimpleNamespace, pair: TinyPair) -> None:
+    one, two = Screen(browser, site), Screen(browser, site)
+    pair.slow.pause = PAUSE
+    try:
+        one.ask("first come")
+        one.until("state.run !== 'first' && state.steps > 1")
+        two.ask("first served")
+        two.until("state.note && state.note.key === 'status.queue' && state.note.n === 1")
+        one.close()  # leaves in the middle: the line moves on
+        two.until("state.run !== 'first' && state.steps > 0")
+        assert "first come" not in two.page.locator(".st-chat").inner_text()
+    finally:
+        pair.slow.pause = 0
+        two.page.click("#stop")
+        two.until("state.finished")
+        two.close()
+
+
+@pytest.mark.parametrize("size", [{"width": 390, "height": 844}, {"width": 1440, "height": 900}], ids=["phone", "laptop"])
+def test_dark_and_small(browser: Any, site: SimpleNamespace, size: dict[str, int]) -> None:
+    screen = Screen(browser, site, viewport=size, color_scheme="dark", reduced_motion="reduce")
+    page = screen.page
+    assert not screen.state["playing"]  # nothing moves by itself for those who do not want it
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ground = page.evaluate("getComputedStyle(document.querySelector('.st-board')).backgroundColor")
+    assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60
+    screen.close()
+
+
+def test_nothing_shifts_while_it_moves(screen: Screen) -> None:
+    page = screen.page
+    page.wait_for_timeout(500)
+    page.evaluate(
+        "() => { window.shift = 0; new PerformanceObserver(l => l.getEntries().forEach(e => window.shift += e.value))"
+        ".observe({ type: 'layout-shift' }); }"
+    )
+    page.select_option(".st-speed", "4")
+    page.wait_for_timeout(4000)
+    assert screen.state["k"] > 0 and page.evaluate("window.shift") < 0.001
+
+
+def test_labels_are_the_same_on_both_sides(screen: Screen) -> None:
+    texts = [*HOSTILE, "a b", "\u200d", "\u3000", "\ue000", "e\u0301"]
+    assert screen.page.evaluate(f"{json.dumps(texts)}.map(stage.visible)") == [visible(t) for t in texts]
+
+
+def test_live_at_engine_speed(screen: Screen) -> None:
+    """Events as fast as they come: every one arrives, and the picture keeps up."""
+    screen.ask("quick")
+    screen.until("state.run !== 'first' && state.finished")
+    missing = screen.page.evaluate("(() => { const s = stage.state; return s.steps - document.querySelectorAll('.st-answer .tok.bonus').length; })()")
+    assert missing in (0, 1)  # the last step may end at the limit, within its path
