@@ -578,10 +578,9 @@ def test_the_whole_recipe_on_a_small_model(folder: Path, tmp_path: Path, capsys:
     prompts = tmp_path / "prompts.jsonl"
     asked = [{"question_id": i, "category": "qa", "turns": [f"tell me {i}"]} for i in range(3)]
     prompts.write_text("".join(json.dumps(x) + "\n" for x in asked))
-    line = [
-        "--out", str(tmp_path / "out"), "--target", str(folder), "--minutes", "0.03", "--tokens", "3000", "--device", "cpu",
-        "--batch-tokens", "300", "--prompts", str(prompts), "--", "--draft-vocab", "40", "--muon-block", "16",
-    ]  # fmt: skip
+    where = ["--out", str(tmp_path / "out"), "--target", str(folder), "--prompts", str(prompts), "--device", "cpu"]
+    size = ["--minutes", "0.03", "--tokens", "3000", "--batch-tokens", "300"]
+    line = [*where, *size, "--", "--draft-vocab", "40", "--muon-block", "16"]
     assert main(line) == 0
     told = [json.loads(x) for x in capsys.readouterr().out.splitlines() if x.startswith("{")]
     assert told[0]["with_states"] == told[0]["conversations"] > 0

@@ -57,9 +57,10 @@ def write(
     minutes: float = 0.0,
     progress: bool = True,
 ) -> Corpus:
-    """Write until the corpus in `folder` holds `tokens` tokens, the prompts are used up, or `minutes` (if any) are over.
+    """Write until the corpus in `folder` holds `tokens` tokens, the prompts are used up, or `minutes` (if any) pass.
 
-    A corpus that is there is continued. Time is looked at between blocks only: it decides how much is written, not what.
+    A corpus that is there is continued. Time is looked at between blocks only: it decides how much is written, not
+    what.
 
     Raises:
         TrainingError: a corpus of another target, or one begun with other settings, is in `folder`; full disk.
