@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +33,7 @@ from eagle_core.sources import locate
 if TYPE_CHECKING:
     import torch
 
+    from eagle_core.budget import Costs
     from eagle_core.drafters import Drafter, TreeSettings
     from eagle_core.events import Event
     from eagle_core.target import Target
@@ -318,6 +319,7 @@ class Pair:
         self._parts: dict[str, Any] = {"nothing": None}
         self._failures: list[str] = []
         self._drafters: dict[str, Drafter] = {}
+        self._costs: dict[str, Costs] = {}
         self._lock = threading.RLock()
 
     @property
@@ -379,6 +381,7 @@ class Pair:
             served = tuple(name for name, method in METHODS.items() if method.needs == needs)
             for name in served:
                 self._drafters.pop(name, None)
+                self._costs.pop(name, None)
             return served
 
     def drafter(self, method: str) -> Drafter:
@@ -496,9 +499,17 @@ class Pair:
         Raises:
             InvalidRequest: at once, before any forward, if anything asked cannot be honoured.
         """
+        from eagle_core.budget import measure_costs
+        from eagle_core.drafters import TreeSettings
         from eagle_core.engine import generate
 
         drafter = self.drafter(method)
+        settings = settings or TreeSettings()
+        if settings.total_token == -1 and settings.costs is None:
+            with self._lock:
+                if method not in self._costs:
+                    self._costs[method] = measure_costs(self.target, drafter)
+            settings = replace(settings, costs=self._costs[method])
         ids, text, note = self.encode(prompt, system, template)
         facts = self.facts(method)
         told = ("source", "variant", "producer", "layers", "layers_assumed", "coverage", "parameters", "warnings")

@@ -56,7 +56,11 @@ def locate(name: str | Path) -> Path:
 
 def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,  # type: ignore[attr-defined]  # of whichever client the hub library is built on
+    )
 
     try:
         siblings = HfApi().model_info(repo, revision=revision).siblings or []

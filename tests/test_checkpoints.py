@@ -692,7 +692,7 @@ def test_a_saved_head_comes_back(folder: Path, form: Any, targets: Callable[[Pat
 
 @pytest.mark.parametrize("form", ["safeailab", "speculators"])
 def test_other_tools_can_read_a_saved_head(form: Any, eagle3: Folder, target: Target, tmp_path: Path) -> None:
-    """SafeAILab's names are the file's that was loaded, value for value; speculators' differ by the layer's name only."""
+    """SafeAILab's names are those of the file that was loaded, value for value; speculators' name the layer apart."""
     save_head(load_head(eagle3.write(), target), tmp_path / "saved", form)
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     layer = "midlayer." if form == "safeailab" else "layers.0."
@@ -701,9 +701,8 @@ def test_other_tools_can_read_a_saved_head(form: Any, eagle3: Folder, target: Ta
     assert all(torch.equal(saved[name], expected[name]) and saved[name].dtype == expected[name].dtype for name in saved)
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     inner = config if form == "safeailab" else config["transformer_layer_config"]
-    assert all(
-        inner[key] == eagle3.config[key] for key in ("hidden_size", "num_attention_heads", "vocab_size", "rms_norm_eps")
-    )
+    kept = ("hidden_size", "num_attention_heads", "vocab_size", "rms_norm_eps")
+    assert all(inner[key] == eagle3.config[key] for key in kept)
     assert config["draft_vocab_size"] == 48 and config["norm_before_residual"] is False
 
 
