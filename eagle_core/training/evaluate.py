@@ -453,15 +453,13 @@ def _answers(
     }
     missing = [(key[prompt.id], ids) for prompt, ids in prompts if key[prompt.id] not in known]
     if missing:
-        with tqdm(total=len(missing), desc="the target's answers", unit="answer", file=sys.stderr) as bar:
-            written = write_answers(
-                target, [ids for _, ids in missing], request["max_new_tokens"], sampling, bar.update
-            )
-        known |= dict(zip([k for k, _ in missing], written, strict=True))
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(known), encoding="utf-8")
-        unfinished.replace(path)
+        answers = write_answers(target, [ids for _, ids in missing], request["max_new_tokens"], sampling)
+        for i, answer in tqdm(answers, total=len(missing), desc="the target's answers", unit="answer", file=sys.stderr):
+            known[missing[i][0]] = answer
+            unfinished = path.with_suffix(".tmp")
+            unfinished.write_text(json.dumps(known), encoding="utf-8")
+            unfinished.replace(path)
     return {i: known[k] for i, k in key.items()}
 
 

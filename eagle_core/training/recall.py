@@ -16,7 +16,7 @@ forward against many short ones); times mean nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,30 +94,24 @@ class _Recollection(Session):
 
 
 def write_answers(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    sampling: Sampling,
-    progress: Callable[[int], None] = lambda _: None,
-) -> list[list[int]]:
-    """The target's own answers, by transformers' `generate`, in batches of similar length.
+    target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling
+) -> Iterator[tuple[int, list[int]]]:
+    """The target's own answers, by transformers' `generate`, in batches of similar length, the longest prompts first.
 
     A batch adds up in another order than a single row, so where two tokens are closer than rounding an answer may take
     the other one; it is the target's answer all the same.
 
-    Args:
-        progress: called with the number of answers just finished.
+    Yields:
+        index of a prompt and its answer, as batches finish.
     """
     from eagle_core.bench import by_transformers
 
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    answers: dict[int, list[int]] = {}
     while order:
         batch = [order.pop()]  # the longest decides the padding
         width = len(prompts[batch[0]]) + max_new_tokens
         while order and (len(batch) + 1) * width <= _BATCH_TOKENS and len(batch) < 32:
             batch.append(order.pop())
-        rows = by_transformers(target, [prompts[i] for i in batch], max_new_tokens, sampling)
-        answers.update(zip(batch, rows, strict=True))
-        progress(len(batch))
-    return [answers[i] for i in range(len(prompts))]
+        yield from zip(
+            batch, by_transformers(target, [prompts[i] for i in batch], max_new_tokens, sampling), strict=True
+        )
