@@ -56,10 +56,10 @@ def locate(name: str | Path) -> Path:
 
 def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,  # type: ignore[attr-defined]  # of whichever client the hub library is built on
+        HTTPError,  # of whichever client the hub library is built on
     )
 
     try:
