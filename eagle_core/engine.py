@@ -51,6 +51,7 @@ def generate(
     pair: dict[str, Any] | None = None,
     prompt_text: str | None = None,
     record: bool = True,
+    **unknown: Any,
 ) -> Iterator[Event]:
     """Answer a prompt, telling everything that happens.
 
@@ -69,6 +70,7 @@ def generate(
         cancel: set it from any thread; the answer ends before the next forward.
         pair: what `Start` should say of target and drafter, beyond what they say of themselves.
         prompt_text: the prompt as text, for the trace.
+        unknown: anything else, such as `repetition_penalty` or `num_beams`, is refused by name.
         record: tell each step's nodes and candidates; False tells only what was emitted, to measure what telling costs.
 
     Returns:
@@ -78,6 +80,11 @@ def generate(
         InvalidRequest: an argument cannot be honoured; nothing was run.
         EngineBusy: from the first `next`, while another answer is being generated on this target.
     """
+    if unknown:
+        raise InvalidRequest(
+            f"{', '.join(sorted(unknown))} cannot be honoured: draws are processed by temperature, top-k, top-p and min-p"
+            " alone; penalties and beams depend on more than a node's own path, leave them out"
+        )
     sampling, settings = sampling or Sampling(), settings or TreeSettings()
     prompt = [int(t) for t in prompt_ids]
     _check(target, prompt, method, settings, max_new_tokens, stop)
@@ -423,6 +430,7 @@ class _Answer:
             "vocab_size": target.vocab_size,
             "context": target.context,
             "eos_ids": sorted(target.eos_ids),
+            "not_applied": target.not_applied,
         }
         return Start(
             method=self.method,

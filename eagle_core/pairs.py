@@ -493,6 +493,7 @@ class Pair:
         template: Mapping[str, Any] | None = None,
         cancel: threading.Event | None = None,
         record: bool = True,
+        **unknown: Any,
     ) -> Iterator[Event]:
         """Answer a prompt, telling everything that happens: `engine.generate` says how, `encode` what a prompt can be.
 
@@ -531,6 +532,7 @@ class Pair:
             pair=pair,
             prompt_text=text,
             record=record,
+            **unknown,
         )
 
 

@@ -28,6 +28,26 @@ from eagle_core.tree import DraftTree, ancestor_mask
 
 __all__ = ["Session", "Target"]
 
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "sequence_bias": ({},),
+    "guidance_scale": (1.0,),
+}
+"""Parts of a generation config that change the text, and the values at which they do not."""
+
 _PREFILL_CHUNK = 512  # rows of one prefill forward: bounds memory, and how long a cancel has to wait
 
 
@@ -42,6 +62,8 @@ class Target:
     Attributes:
         context: tokens the model can hold, prompt and answer together.
         eos_ids: every id that ends an answer, from the generation config.
+        not_applied: what the generation config asks for beyond temperature, top-k, top-p and min-p, with its values; the
+            engine does not apply it, and events say so.
         lock: held by the answer in progress (see `engine`).
 
     Raises:
@@ -66,6 +88,11 @@ class Target:
         eos = getattr(ends, "eos_token_id", None)
         eos = self.config.eos_token_id if eos is None else eos
         self.eos_ids: frozenset[int] = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+        self.not_applied: dict[str, Any] = {
+            name: value
+            for name, neutral in _NEUTRAL.items()
+            if (value := getattr(ends, name, None)) is not None and value not in neutral
+        }
         self.context: int = getattr(self.config, "max_position_embeddings", None) or 1 << 20
 
     @property

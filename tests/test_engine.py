@@ -242,7 +242,8 @@ def test_inference_mode_does_not_leak_into_the_consumer() -> None:
     ({"method": "eagle9"}, "eagle9"), ({"prompt": []}, "empty"), ({"prompt": [1, VOCAB]}, str(VOCAB)),
     ({"prompt": [-1]}, "-1"),
     ({"max_new_tokens": 0}, "max_new_tokens"), ({"stop": ["x"]}, "tokenizer"), ({"prompt": [1] * 256}, "256"),
-    ({"settings": TreeSettings(-1)}, "total_token"),
+    ({"settings": TreeSettings(-1)}, "total_token"), ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"num_beams": 4}, "num_beams"),
 ])  # fmt: skip
 def test_bad_requests_are_refused_before_anything_runs(how: dict[str, Any], names: str) -> None:
     target = fresh()

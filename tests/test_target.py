@@ -130,6 +130,16 @@ def test_eos_ids_come_from_the_generation_config() -> None:
     assert Target(model).eos_ids == {3}
 
 
+def test_what_the_generation_config_asks_for_beyond_us_is_told() -> None:
+    import copy
+
+    model = copy.deepcopy(tiny_model("llama"))
+    assert Target(model).not_applied == {}
+    model.generation_config.repetition_penalty = 1.05
+    model.generation_config.no_repeat_ngram_size = 0
+    assert Target(model).not_applied == {"repetition_penalty": 1.05}
+
+
 def test_buffers_are_reused_and_grow_when_needed() -> None:
     target = Target(tiny_model("llama"))
     first = target.session(100)
