@@ -71,7 +71,7 @@ def generate(
         pair: what `Start` should say of target and drafter, beyond what they say of themselves.
         prompt_text: the prompt as text, for the trace.
         unknown: anything else, such as `repetition_penalty` or `num_beams`, is refused by name.
-        record: tell each step's nodes and candidates; False tells only what was emitted, to measure what telling costs.
+        record: tell each step's nodes and candidates; False tells only what was emitted, to measure what that costs.
 
     Returns:
         An iterator of one `Start`, the `Step`s, one `Finish`. Arguments are checked at once, before the first `next`.
@@ -82,8 +82,8 @@ def generate(
     """
     if unknown:
         raise InvalidRequest(
-            f"{', '.join(sorted(unknown))} cannot be honoured: draws are processed by temperature, top-k, top-p and min-p"
-            " alone; penalties and beams depend on more than a node's own path, leave them out"
+            f"{', '.join(sorted(unknown))} cannot be honoured and must be left out: draws are processed by temperature,"
+            " top-k, top-p and min-p alone, not by penalties or beams"
         )
     sampling, settings = sampling or Sampling(), settings or TreeSettings()
     prompt = [int(t) for t in prompt_ids]

@@ -165,7 +165,9 @@ def load_target(
     folder, called = _folder(None if name is None else str(name), progress)
     config = _config(folder, called)
     model = _load_model(folder, called, config, _dtype(dtype, config, place), place, device == "auto")
-    return Target(model, _tokenizer(folder, called), called)
+    target = Target(model, _tokenizer(folder, called), called)
+    target.self_check()
+    return target
 
 
 def _device(wanted: str) -> str:

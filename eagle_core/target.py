@@ -62,8 +62,8 @@ class Target:
     Attributes:
         context: tokens the model can hold, prompt and answer together.
         eos_ids: every id that ends an answer, from the generation config.
-        not_applied: what the generation config asks for beyond temperature, top-k, top-p and min-p, with its values; the
-            engine does not apply it, and events say so.
+        not_applied: what the generation config asks for beyond temperature, top-k, top-p and min-p; the engine does not
+            apply it, and events say so.
         lock: held by the answer in progress (see `engine`).
 
     Raises:
