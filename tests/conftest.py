@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections.abc import Callable
 from functools import cache
@@ -31,6 +33,12 @@ def goldens() -> Path:
         if folder and Path(folder, "MANIFEST.json").exists():
             return Path(folder)
     return HERE / "goldens"
+
+
+def numbers(file: Path) -> Any:
+    """The reference numbers of a JSON file; those that travel with the project are compressed."""
+    packed = file.with_name(file.name + ".gz")
+    return json.loads(gzip.decompress(packed.read_bytes()) if packed.exists() else file.read_bytes())
 
 
 def _config(family: str) -> Any:

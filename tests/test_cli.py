@@ -13,10 +13,10 @@ import pytest
 from eagle_core.__main__ import COMMANDS, main
 from eagle_core.drafters import METHODS
 from eagle_core.events import load_trace
-from tests.conftest import HERE
+from tests.conftest import HERE, numbers
 
 CASE = HERE / "goldens" / "eagle3-vd"
-GOLDEN = json.loads((CASE / "rounds.json").read_text())["runs"][0]
+GOLDEN = numbers(CASE / "rounds.json")["runs"][0]
 IDS = ",".join(map(str, GOLDEN["prompt_ids"]))
 PAIR = ["--target", str(CASE / "target"), "--drafter", str(CASE / "head"), "--prompt-ids", IDS]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +14,18 @@ from eagle_core.checkpoints import load_head
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.engine import generate
 from eagle_core.target import Target
-from tests.conftest import goldens
+from tests.conftest import goldens, numbers
 
 
 def cases() -> list[Path]:
-    return sorted(p.parent for p in goldens().glob("eagle*/rounds.json"))
+    return sorted(p.parent for p in goldens().glob("eagle*/rounds.json*"))
 
 
 def first_difference(case: Path, spoil: Callable[[Any], None] | None = None) -> str | None:
     """Run every generation of a case and tell the first thing that is not as recorded."""
     from transformers import AutoModelForCausalLM
 
-    golden = json.loads((case / "rounds.json").read_text())
+    golden = numbers(case / "rounds.json")
     model = AutoModelForCausalLM.from_pretrained(case / "target", dtype=torch.float32, attn_implementation="sdpa")
     target = Target(model, name=case.name)
     head = load_head(case / "head", target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import defaultdict
 from fractions import Fraction
 from typing import Any
@@ -17,13 +16,13 @@ from eagle_core.errors import InvalidRequest
 from eagle_core.tree import path_tree
 from eagle_core.verify import Noise, Sampling, draws, processed, ratio_draws, ratio_odds, walk
 from tests.adversaries import tree_of
-from tests.conftest import goldens
+from tests.conftest import goldens, numbers
 
 Outcomes = dict[tuple[int, ...], float]
 
 
 def scenarios() -> list[dict[str, Any]]:
-    return json.loads((goldens() / "sampling.json").read_text())["scenarios"]
+    return numbers(goldens() / "sampling.json")["scenarios"]
 
 
 def named(rule: str) -> list[Any]:
