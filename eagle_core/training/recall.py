@@ -47,6 +47,9 @@ class Recalled(Target):
         self.__dict__.update(target.__dict__)  # everything but the cache and the lock is the target's own
         self.lock = threading.Lock()
         self.text = torch.tensor(text, device=target.device)
+        self.features = torch.empty(len(text), 0, device=target.device)
+        if not capture:  # a drafter that reads no features needs no forward at all
+            return
         with target.lock, torch.inference_mode():
             session = target.session(len(text), capture)
             try:
