@@ -29,9 +29,10 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
 
-from eagle_core.errors import EagleError
-from eagle_core.events import Event, load_trace
+from eagle_core.errors import EagleError, InvalidRequest
+from eagle_core.events import Event, dump, load_trace
 from eagle_core.metrics import Run
+from eagle_core.pairs import DEFAULT, PRESETS
 from viz.export import numbers_csv, parts, replay, trace
 from viz.stage import Teller, message
 from viz.verdict import beside
@@ -40,6 +41,7 @@ from viz.words import LANGUAGES, WORDS, say
 if TYPE_CHECKING:
     from eagle_core import Pair
 
+STAGE = Path(__file__).parent / "assets" / "stage"
 TRACES = Path(__file__).parent / "assets" / "traces"
 USES: dict[str, tuple[str, ...]] = {
     "vanilla": (),
@@ -145,6 +147,40 @@ class Models:
                 self._pair = load_pair(*self._names)
             return self._pair
 
+    def look(self, target: str, drafter: str, language: str) -> Iterator[str]:
+        """What a pair is and needs, read from its files without loading weights into memory; lines of text."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from eagle_core.checkpoints import inspect
+        from eagle_core.pairs import target_config
+
+        config = target_config(target or None)
+        text = config.get_text_config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        size = sum(p.numel() for p in model.parameters())
+        dtype = config.dtype if torch.cuda.is_available() and config.dtype else torch.float32
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        yield say(
+            language, "models.memory", name=target or config.name_or_path, parameters=round(size / 1e6),
+            weights=round(size * dtype.itemsize / 1e6), dtype=str(dtype).removeprefix("torch."),
+            kv=round(2 * text.num_hidden_layers * heads * width * dtype.itemsize / 1e3, 1), context=text.max_position_embeddings,
+        )  # fmt: skip
+        if drafter:
+            facts = inspect(drafter, config)
+            yield from (f"{key}: {value}" for key, value in facts.items() if value not in (None, [], {}))
+
+    def load(self, target: str, drafter: str) -> Pair:
+        """Take another pair into use; what was there stays if it cannot be loaded."""
+        from eagle_core import load_pair
+
+        pair = load_pair(target or None, drafter or None)
+        with self._lock:
+            self._pair = pair
+        return pair
+
 
 _DONE = object()
 
@@ -190,8 +226,8 @@ def batches(events: Iterator[Event], cancel: threading.Event) -> Iterator[list[E
 class Playground:
     """What the handlers share: the models, the line before them, the visitors, the recordings."""
 
-    def __init__(self, models: Models, recordings: dict[str, Recording], opening: Recording | None) -> None:
-        self.models, self.recordings, self.opening = models, recordings, opening
+    def __init__(self, models: Models, shelf: Shelf, opening: Recording | None) -> None:
+        self.models, self.shelf, self.opening = models, shelf, opening
         self.line = Line()
         self._visits: dict[str, Visit] = {}
 
@@ -261,7 +297,10 @@ class Playground:
             yield message(note={"key": "status.error", "text": why})
             return
         sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], wish["seed"])
-        settings = TreeSettings(wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"])
+        tree = _paths(wish["static_tree"]) if "static_tree" in USES[method] else None
+        settings = TreeSettings(
+            wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"], tree
+        )
         asked = [*visit.talk, {"role": "user", "content": text}]
         request: dict[str, Any] = {"sampling": sampling, "settings": settings, "max_new_tokens": most, "cancel": cancel}
         name = uuid.uuid4().hex[:8]
@@ -294,6 +333,98 @@ class Playground:
             found = judge(pair.target, ours.starts[0].prompt_ids, ours.ids, theirs.ids, sampling)
         shown.verdict = beside(ours, theirs, found)
         yield shown.teller.tell([], verdict=shown.verdict)
+
+    def stream(self, prompt: str, method: str, most: int, temperature: float, seed: int, *tree: int) -> Iterator[str]:
+        """The events of one answer as JSON lines, for programs. A program that leaves stops its answer."""
+        from eagle_core import Sampling, TreeSettings
+
+        cancel = threading.Event()
+        with self.line.ticket() as ticket:
+            while self.line.ahead(ticket, 1.0):
+                pass
+            try:
+                settings, sampling = TreeSettings(*tree), Sampling(temperature=temperature, seed=seed)
+                events = self.models.pair().generate(
+                    prompt, method=method, sampling=sampling, settings=settings, max_new_tokens=most, cancel=cancel
+                )
+                for batch in batches(events, cancel):
+                    yield from map(dump, batch)
+            except EagleError as e:
+                raise gr.Error(str(e)) from e
+
+    def look(self, target: str | None, drafter: str, language: str) -> str:
+        try:
+            return "\n".join(self.models.look((target or "").strip(), drafter.strip(), language))
+        except EagleError as e:
+            return str(e)
+
+    def load(self, target: str | None, drafter: str, language: str) -> Iterator[str]:
+        target = (target or "").strip()
+        yield say(language, "models.loading", name=target or DEFAULT)
+        with self.line.ticket() as ticket:
+            while self.line.ahead(ticket, 1.0):
+                pass
+            try:
+                pair = self.models.load(target, drafter.strip())
+            except EagleError as e:
+                yield str(e)
+                return
+            ready = say(language, "models.ready", name=pair.target.name, methods=", ".join(pair.methods))
+            yield "\n".join([ready, *pair.failures])
+
+    def sweep(
+        self,
+        visit: Visit,
+        prompts: str,
+        knob: str,
+        values: str,
+        temperatures: str,
+        tokens: int,
+        method: str,
+        language: str,
+    ) -> Iterator[tuple[str, Any]]:
+        """Sentence and figure after every setting of a sweep; the models are free for others between two answers."""
+        from eagle_core import Sampling, TreeSettings
+        from eagle_core.metrics import METRICS
+        from viz.charts import sweep
+
+        lines = [line.strip() for line in prompts.splitlines() if line.strip()][:8]
+        try:
+            grid = [(t, v) for t in _numbers(temperatures, float) for v in _numbers(values, int)]
+        except ValueError:
+            yield say(language, "lab.bad", text=f"{values} / {temperatures}"), gr.skip()
+            return
+        cancel = visit.cancel = threading.Event()
+        rows: list[dict[str, float]] = []
+        for done, (t, value) in enumerate(grid):
+            yield (
+                say(language, "lab.progress", done=done, all=len(grid), knob=say(language, knob), value=value, t=t),
+                gr.skip(),
+            )
+            runs = []
+            try:
+                settings = TreeSettings(**{knob: value})
+                for line in lines:
+                    with self.line.ticket() as ticket:
+                        while self.line.ahead(ticket, 0.5) and not cancel.is_set():
+                            pass
+                        if cancel.is_set():
+                            break
+                        events = self.models.pair().generate(
+                            line, method=method, sampling=Sampling(temperature=t), settings=settings, max_new_tokens=tokens,
+                            cancel=cancel, record=False,
+                        )  # fmt: skip
+                        runs.append(Run.collect(event for batch in batches(events, cancel) for event in batch))
+            except EagleError as e:
+                yield str(e), gr.skip()
+                return
+            if cancel.is_set():
+                break
+            pooled = Run.pool(runs)
+            names = ("tau", "tokens_per_second", "step_ms")
+            rows.append({"temperature": t, "value": value} | {n: METRICS[n].of(pooled) or 0.0 for n in names})  # type: ignore[dict-item]
+            yield gr.skip(), sweep(rows, knob, language)
+        yield "\n".join(_best(rows, knob, language)), gr.skip()
 
     # What the stage asks for by itself. Everything a browser sends is checked.
 
@@ -349,6 +480,32 @@ class Playground:
         return list(figures(run, plain, language).values())
 
 
+def _paths(text: str) -> tuple[tuple[int, ...], ...] | None:
+    """EAGLE-1's tree as the visitor wrote it; None for the reference's own."""
+    if not text.strip():
+        return None
+    try:
+        return tuple(tuple(path) for path in json.loads(text))
+    except (ValueError, TypeError) as e:
+        raise InvalidRequest(f"the static tree is no JSON list of rank paths such as [[0],[1],[0,0]] ({e})") from None
+
+
+def _numbers(text: str, kind: type) -> list[Any]:
+    return [kind(part) for part in text.replace(",", " ").split()][:24]
+
+
+def _best(rows: list[dict[str, float]], knob: str, language: str) -> Iterator[str]:
+    """For each temperature: which value was fastest, and why the largest τ need not be."""
+    for t in sorted({r["temperature"] for r in rows}):
+        mine = [r for r in rows if r["temperature"] == t]
+        best, most = max(mine, key=lambda r: r["tokens_per_second"]), max(mine, key=lambda r: r["tau"])
+        yield say(
+            language, "lab.same" if best is most else "lab.best", t=t, knob=say(language, knob), value=best["value"],
+            tps=f"{best['tokens_per_second']:.1f}", tau=f"{best['tau']:.2f}", most=f"{most['tau']:.2f}", at=most["value"],
+            ms=f"{most['step_ms']:.0f}", best_ms=f"{best['step_ms']:.0f}",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Recording:
     """A recorded run and what the stage is told of it, computed once."""
@@ -375,18 +532,35 @@ class Recording:
         return self.shown().teller.recall(self.told)
 
 
-def recordings() -> dict[str, Recording]:
-    """The runs in assets/traces, in the order of their index."""
-    index = TRACES / "index.json"
-    if not index.exists():
-        return {}
-    out = {}
-    for row in json.loads(index.read_text(encoding="utf-8")):
-        path = TRACES / row["file"]
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            out[row["name"]] = Recording.of(row["name"], load_trace(lines), row["ask"], row["title"])
-    return out
+class Shelf:
+    """The recorded runs of assets/traces, by the index there; each is read when it is first asked for."""
+
+    def __init__(self, folder: Path = TRACES) -> None:
+        index = folder / "index.json"
+        rows = json.loads(index.read_text(encoding="utf-8")) if index.exists() else []
+        self._folder = folder
+        self._rows: dict[str, dict[str, str]] = {row["name"]: row for row in rows}
+        self._read: dict[str, Recording] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __getitem__(self, name: str) -> Recording:
+        if name not in self._read:
+            row = self._rows[name]
+            with gzip.open(self._folder / row["file"], "rt", encoding="utf-8") as lines:
+                self._read[name] = Recording.of(name, load_trace(lines), row["ask"], row["title"])
+        return self._read[name]
+
+    @property
+    def titles(self) -> list[tuple[str, str]]:
+        """Titles and names, in the order of the index."""
+        return [(row["title"], name) for name, row in self._rows.items()]
+
+    def put(self, recording: Recording) -> None:
+        """Add a run that lies in no file."""
+        self._rows[recording.name] = {"title": recording.title or recording.name}
+        self._read[recording.name] = recording
 
 
 # ------------------------------------------------------------------------------------------- the widgets
@@ -434,7 +608,7 @@ CSS = """
 .gradio-container { --layout-gap: 10px; }
 main.fillable { padding: 14px 22px 8px !important; }
 .sidebar { background: var(--background-fill-primary) !important; }
-.sidebar .form, #composer .form { background: transparent; border: 0; gap: 12px; box-shadow: none; }
+.form { background: transparent !important; border: 0 !important; gap: 12px; box-shadow: none !important; }
 .sidebar .block { overflow: visible; } .sidebar input[type=number] { max-width: 64px; }
 .sidebar .head { align-items: center; } .sidebar .reset-button { min-width: 24px; }
 #brand h1 { font-size: 19px; font-weight: 650; margin: 0; letter-spacing: -.01em; } #brand p { color: var(--body-text-color-subdued); font-size: 13px; margin: 2px 0 6px; }
@@ -449,6 +623,19 @@ if (innerWidth < 900) { // an open sidebar would cover a phone's page
   setTimeout(() => clearInterval(look), 8000);
 }
 </script>"""
+
+LAB_PROMPTS = "Why is the sky blue?\nWrite a Python function that adds two numbers.\nName three fruits and say why they are healthy."
+
+EDITOR = '<div class="ed" role="application"></div>'
+
+
+def editor() -> str:
+    """Script of the static tree's editor; it works on the text of the box above it."""
+    script = (STAGE / "editor.js").read_text(encoding="utf-8")
+    return (
+        script + '\nmountEditor(element.querySelector(".ed"), () => document.querySelector("#static_tree textarea"));\n'
+    )
+
 
 MOUNT = """
 const stage = mountStage(element.querySelector(".stage"), {
@@ -509,6 +696,11 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
     with gr.Blocks(title=say("en", "title"), fill_width=True) as page:
         with gr.Sidebar(width=308):
             word(gr.Markdown, keys={"value": "brand"}, elem_id="brand")
+            shelf = word(
+                gr.Dropdown, ground.shelf.titles,
+                value=ground.opening.name if ground.opening and ground.opening.name in ground.shelf else None,
+                keys=label("recording", True), elem_id="recording", visible=bool(ground.shelf.titles),
+            )  # fmt: skip
             method = word(
                 gr.Dropdown,
                 _methods("en"),
@@ -520,9 +712,9 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             total = word(
                 gr.Slider, -1, 256, total_token, step=1, keys=label("total_token", True), elem_id="total_token"
             )
-            depth = word(gr.Slider, 1, 16, 6, step=1, keys=label("depth", True), elem_id="depth")
-            top_k = word(gr.Slider, 1, 32, 8, step=1, keys=label("top_k", True), elem_id="top_k")
-            temperature = word(gr.Slider, 0, 2, 0, step=0.05, keys=label("temperature", True), elem_id="temperature")
+            depth = word(gr.Slider, 1, 16, 6, step=1, keys=label("depth"), elem_id="depth")
+            top_k = word(gr.Slider, 1, 32, 8, step=1, keys=label("top_k"), elem_id="top_k")
+            temperature = word(gr.Slider, 0, 2, 0, step=0.05, keys=label("temperature"), elem_id="temperature")
             limit = word(gr.Slider, 1, limit_max, 128, step=1, keys=label("max_new_tokens"), elem_id="max_new_tokens")
             seed = word(gr.Number, 0, precision=0, minimum=0, keys=label("seed"), elem_id="seed")
             race = word(gr.Checkbox, True, keys=label("race", True), elem_id="race")
@@ -537,11 +729,6 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                 system = word(
                     gr.Textbox, "", lines=2, max_lines=6, max_length=4000, keys=label("system"), elem_id="system"
                 )
-            shelf = word(
-                gr.Dropdown, [(r.title or name, name) for name, r in ground.recordings.items()],
-                value=ground.opening.name if ground.opening and ground.opening.name in ground.recordings else None,
-                keys=label("recording", True), elem_id="recording", visible=bool(ground.recordings),
-            )  # fmt: skip
             with gr.Row():
                 codes = [(name, code) for code, name in LANGUAGES.items()]
                 language = gr.Dropdown(
@@ -579,10 +766,75 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                 with gr.Row():
                     plots += [gr.Plot(show_label=False, min_width=380) for _ in CHARTS[row : row + 2]]
 
+        with word(gr.Accordion, keys={"label": "tab.lab"}, open=False, elem_id="lab"):
+            with gr.Row():
+                lab_prompts = word(
+                    gr.Textbox, LAB_PROMPTS, lines=3, max_lines=8, max_length=4000, scale=3, keys=label("lab.prompts")
+                )
+                with gr.Column(scale=2):
+                    with gr.Row():
+                        lab_knob = word(
+                            gr.Dropdown,
+                            ["total_token", "depth", "top_k"],
+                            value="total_token",
+                            keys=label("lab.knob"),
+                            min_width=120,
+                        )
+                        lab_values = word(
+                            gr.Textbox,
+                            "1, 4, 8, 16, 24, 32, 48, 64",
+                            max_length=200,
+                            keys=label("lab.values"),
+                            min_width=160,
+                        )
+                    with gr.Row():
+                        lab_heat = word(
+                            gr.Textbox, "0, 1", max_length=80, keys=label("lab.temperatures"), min_width=120
+                        )
+                        lab_tokens = word(gr.Slider, 8, 128, 32, step=1, keys=label("lab.tokens"), min_width=160)
+            with gr.Row():
+                lab_run = word(gr.Button, keys={"value": "lab.run"}, elem_id="lab_run", scale=0, min_width=160)
+                lab_stop = word(gr.Button, keys={"value": "lab.cancel"}, elem_id="lab_cancel", scale=0, min_width=110)
+            lab_say = gr.Textbox(
+                show_label=False, interactive=False, lines=1, max_lines=6, container=False, elem_id="lab_say"
+            )
+            lab_plot = gr.Plot(show_label=False)
+        with word(gr.Accordion, keys={"label": "tab.tree"}, open=False, elem_id="static"):
+            static = word(
+                gr.Textbox,
+                "",
+                lines=2,
+                max_lines=6,
+                max_length=8000,
+                keys={"label": "tree.paths", "info": "tree.hint"},
+                elem_id="static_tree",
+            )
+            gr.HTML(html_template=EDITOR, js_on_load=editor(), apply_default_css=False, elem_id="editor")
+        with word(gr.Accordion, keys={"label": "tab.models"}, open=False, elem_id="models"):
+            if public:
+                word(gr.Markdown, keys={"value": "models.off"})
+            else:
+                with gr.Row():
+                    own_target = word(
+                        gr.Dropdown,
+                        list(PRESETS),
+                        value=None,
+                        allow_custom_value=True,
+                        keys=label("models.target"),
+                        scale=2,
+                    )
+                    own_drafter = word(gr.Textbox, "", max_length=500, keys=label("models.drafter"), scale=2)
+                with gr.Row():
+                    look = word(gr.Button, keys={"value": "models.look"}, scale=0, min_width=180, elem_id="look")
+                    load = word(gr.Button, keys={"value": "models.load"}, scale=0, min_width=110, elem_id="load")
+                facts = gr.Textbox(
+                    show_label=False, interactive=False, lines=1, max_lines=24, container=False, elem_id="facts"
+                )
+
         knobs = {
             "method": method, "total_token": total, "depth": depth, "top_k": top_k, "temperature": temperature, "top_p": top_p,
             "sampling_top_k": sampling_top_k, "min_p": min_p, "seed": seed, "max_new_tokens": limit, "expand_by": expand_by,
-            "rerank": rerank,
+            "rerank": rerank, "static_tree": static,
         }  # fmt: skip
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -601,6 +853,16 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             [send.click, prompt.submit], answer, [prompt, race, system, *knobs.values()], [stage, prompt, stop],
             concurrency_limit=None, trigger_mode="once", **quiet,
         )  # fmt: skip
+
+        def sweep(request: gr.Request, *wish: Any) -> Iterator[tuple[str, Any]]:
+            yield from ground.sweep(ground.visit(request), *wish)
+
+        lab = [lab_prompts, lab_knob, lab_values, lab_heat, lab_tokens, method, language]
+        lab_run.click(sweep, lab, [lab_say, lab_plot], concurrency_limit=None, trigger_mode="once", **quiet)
+        lab_stop.click(ground.stop, None, stage, queue=False, **quiet)
+        if not public:
+            look.click(ground.look, [own_target, own_drafter, language], facts, **quiet)
+            load.click(ground.load, [own_target, own_drafter, language], facts, concurrency_limit=1, **quiet)
         stop.click(ground.stop, None, stage, queue=False, **quiet)
         new.click(ground.fresh, None, stage, queue=False, **quiet)
 
@@ -618,7 +880,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         method.change(fit_knobs, [method, language], fitted, **quiet)
 
         def play(request: gr.Request, name: str) -> str | None:
-            return ground.play(ground.visit(request), ground.recordings[name]) if name in ground.recordings else None
+            return ground.play(ground.visit(request), ground.shelf[name]) if name in ground.shelf else None
 
         shelf.input(play, shelf, stage, **quiet)
         language.change(word.speak, language, word.widgets, js=SPEAK, **quiet).then(
@@ -633,7 +895,8 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             out: list[Any] = [said["prompt"][:20000] if "prompt" in said else gr.skip()]
             out += [_read(knob, said.get(name)) for name, knob in knobs.items()]
             out.append(said["language"] if said.get("language") in LANGUAGES else gr.skip())
-            recording = ground.recordings.get(said.get("recording", "")) or ground.opening
+            name = said.get("recording", "")
+            recording = ground.shelf[name] if name in ground.shelf else ground.opening
             if recording and ("recording" in said or "step" in said):
                 step = said.get("step", "1")
                 at = {
@@ -643,6 +906,33 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                 return [*out, ground.play(visit, recording, at)]
             return [*out, message(visit=visit.key)]
 
+        def generate(
+            prompt: str,
+            method: str = "eagle3",
+            max_new_tokens: int = 128,
+            temperature: float = 0.0,
+            seed: int = 0,
+            total_token: int = 24,
+            depth: int = 6,
+            top_k: int = 8,
+        ) -> Iterator[str]:
+            """Answer a prompt and stream what happens: each item is one event as JSON (start, step…, finish).
+
+            Args:
+                prompt: what the user says; the target's own chat template is applied.
+                method: vanilla, lookup, chain, chain-sampled, eagle1, eagle2 or eagle3.
+                max_new_tokens: length of the answer at most.
+                temperature: 0 is greedy.
+                seed: the same seed draws the same text.
+                total_token: nodes of a tree, root included; -1 chooses by measuring.
+                depth: deepest level of a draft.
+                top_k: children of a node, nodes expanded on a level.
+            """
+            yield from ground.stream(
+                prompt[:20000], method, min(max_new_tokens, limit_max), temperature, seed, total_token, depth, top_k
+            )
+
+        gr.api(generate, api_name="generate", concurrency_limit=None)
         page.load(arrive, None, [prompt, *knobs.values(), language, stage], **quiet)
         page.unload(ground.leave)
     return page
@@ -654,6 +944,8 @@ def _read(knob: Any, said: str | None) -> Any:
         return gr.skip()
     if isinstance(knob, gr.Checkbox):
         return said == "true"
+    if isinstance(knob, gr.Textbox):
+        return said[: knob.max_length]
     if isinstance(knob, gr.Dropdown):
         return said if said in [value for _, value in knob.choices] else gr.skip()
     try:
@@ -677,16 +969,18 @@ def _methods(language: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------- starting
 
 
-def opening(trace: str | None, shelf: dict[str, Recording]) -> Recording | None:
+def opening(trace: str | None, shelf: Shelf) -> Recording | None:
     """What the page shows first: the trace asked for, else the first recording, else nothing."""
     if trace is None:
-        return next(iter(shelf.values()), None)
+        return next((shelf[name] for _, name in shelf.titles), None)
     path = Path(trace)
     with path.open(encoding="utf-8") as lines:
         return Recording.of(path.stem, load_trace(lines), title=path.stem)
 
 
-def start(page: gr.Blocks, host: str, port: int | None, *, share: bool = False, public: bool = False, block: bool = True) -> str:
+def start(
+    page: gr.Blocks, host: str, port: int | None, *, share: bool = False, public: bool = False, block: bool = True
+) -> str:
     """Open the page; returns its address, at once if not `block`."""
     _, address, _ = page.queue(max_size=64).launch(
         server_name=host,
@@ -727,12 +1021,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trace", metavar="FILE", help="a recorded run to open on")
     args = parser.parse_args(arguments)
     try:
-        shelf = recordings()
+        shelf = Shelf()
         ground = Playground(Models(args.target, args.drafter), shelf, opening(args.trace, shelf))
     except (EagleError, OSError, UnicodeDecodeError) as e:
         parser.error(str(e))
     start(build(ground, args.total_token, args.public), args.host, args.port, share=args.share, public=args.public)
-
 
 
 if __name__ == "__main__":

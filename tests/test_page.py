@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.conftest import VOCAB, eagle_head, tiny_model
 
 import app
 from eagle_core.drafters import METHODS, Drafter
@@ -25,6 +24,7 @@ from eagle_core.events import Step, dump, load_trace
 from eagle_core.pairs import Pair
 from eagle_core.target import Target
 from tests import synthetic
+from tests.conftest import VOCAB, eagle_head, tiny_model
 from tests.test_viz import HOSTILE
 from viz.why import why
 from viz.words import say, visible
@@ -84,11 +84,10 @@ def pair() -> TinyPair:
 def site(pair: TinyPair) -> Iterator[SimpleNamespace]:
     run = synthetic.run(3, steps=14)
     hostile = synthetic.run(5, steps=3, texts=HOSTILE, total=40)
-    shelf = {
-        "first": app.Recording.of("first", run, "Why does a tree help?", "A first one"),
-        "second": app.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"),
-        "hostile": app.Recording.of("hostile", hostile, HOSTILE[1], HOSTILE[0]),
-    }
+    shelf = app.Shelf(Path("nowhere"))
+    shelf.put(app.Recording.of("first", run, "Why does a tree help?", "A first one"))
+    shelf.put(app.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"))
+    shelf.put(app.Recording.of("hostile", hostile, HOSTILE[1], HOSTILE[0]))
     models = app.Models(None, None)
     models._pair = pair
     page = app.build(app.Playground(models, shelf, shelf["first"]), 12, False)

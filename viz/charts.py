@@ -7,7 +7,7 @@ Every value comes from `eagle_core.metrics`. Series differ by more than colour: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from eagle_core.metrics import METRICS, Run, accepted_length
 from viz.words import say
 
-__all__ = ["CHARTS", "figures"]
+__all__ = ["CHARTS", "figures", "sweep"]
 
 ACCENT, SKY, ORANGE, GREY = "#0072b2", "#56b4e9", "#e69f00", "#8993a2"
 _INK = "#6b7584"  # contrast ≥ 4.5 on white and on the dark surface
@@ -48,6 +48,47 @@ def figures(run: Run, plain: Run | None = None, language: str = "en") -> dict[st
         figure.update_yaxes(gridcolor="rgba(137,147,162,.25)", zeroline=False, rangemode="tozero")
         out[name] = figure
     return out
+
+
+def sweep(rows: Sequence[Mapping[str, float]], knob: str, language: str = "en") -> go.Figure:
+    """τ and tokens per second of a swept knob, a pair of lines for each temperature.
+
+    Args:
+        rows: {value, temperature, tau, tokens_per_second}, in any order.
+        knob: key of `viz.words` that names the knob.
+    """
+    figure = go.Figure()
+    for i, t in enumerate(sorted({r["temperature"] for r in rows})):
+        mine = sorted((r for r in rows if r["temperature"] == t), key=lambda r: r["value"])
+        x = [r["value"] for r in mine]
+        dash = ("solid", "dash", "dot", "dashdot")[i % 4]
+        for key, color, symbol, axis in (
+            ("tau", ACCENT, "circle", "y"),
+            ("tokens_per_second", ORANGE, "diamond", "y2"),
+        ):
+            name = f"{'τ' if key == 'tau' else say(language, 'axis.speed')} · T {t:g}"
+            look = {"line": {"color": color, "dash": dash, "width": 3}, "marker": {"symbol": symbol, "size": 9}}
+            figure.add_scatter(x=x, y=[r[key] for r in mine], name=name, yaxis=axis, mode="lines+markers", **look)
+    figure.update_layout(
+        title={"text": say(language, "chart.sweep"), "font_size": 14, "x": 0, "xref": "paper"},
+        height=380,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": _INK, "size": 12},
+        xaxis_title=say(language, knob),
+        yaxis={"title": say(language, "axis.tau"), "rangemode": "tozero", "gridcolor": "rgba(137,147,162,.25)"},
+        yaxis2={
+            "title": say(language, "axis.speed"),
+            "rangemode": "tozero",
+            "overlaying": "y",
+            "side": "right",
+            "showgrid": False,
+        },
+        legend={"orientation": "h", "y": -0.25},
+        margin={"l": 52, "r": 52, "t": 44, "b": 44},
+        hovermode="x unified",
+    )
+    return figure
 
 
 Word = Callable[..., str]

@@ -36,9 +36,9 @@ def beside(ours: Run, plain: Run, found: Verdict) -> dict[str, Any]:
             "mine": _label(found, found.ours),
             "plain": _label(found, found.theirs),
         }
-    if ours.finishes and plain.finishes and ours.finishes[0].seconds > 0:
-        rate = [len(run.ids) / run.finishes[0].seconds for run in (ours, plain)]
-        told["speedup"] = float(f"{rate[0] / rate[1]:.4g}")
+    rate = [METRICS["tokens_per_second"].of(run) for run in (ours, plain)]
+    if rate[0] and rate[1]:
+        told["speedup"] = float(f"{rate[0] / rate[1]:.4g}")  # type: ignore[operator]
     return told
 
 

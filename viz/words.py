@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from eagle_core.metrics import METRICS
+
 __all__ = ["LANGUAGES", "WORDS", "number", "say", "visible"]
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
@@ -43,24 +45,18 @@ _TABLE: dict[str, tuple[str, str]] = {
     "knobs.sampling": ("Sampling", "采样"),
     "knobs.answer": ("Answer", "回答"),
     "knobs.pair": ("Models", "模型"),
-    "total_token": ("Nodes (total_token)", "节点数 (total_token)"),
+    "total_token": ("Nodes of the tree", "树的节点数"),
     "total_token.info": (
         "root included; -1 measures this machine",
         "含根；-1 表示按本机测量选择",
     ),
-    "depth": ("Depth", "深度"),
-    "depth.info": ("deepest level of a draft", "草稿的最深层"),
+    "depth": ("Depth of the tree", "树的深度"),
     "top_k": ("Top-k of the tree", "树的 top-k"),
-    "top_k.info": (
-        "children of a node, nodes expanded a level",
-        "每个节点的子节点数，每层展开的节点数",
-    ),
     "expand_by": ("Beam ranks by", "束的排序依据"),
     "expand_by.value": ("value (product along the path)", "价值（路径上的乘积）"),
     "expand_by.confidence": ("the node's own confidence", "节点自身的置信度"),
     "rerank": ("Rerank all candidates", "对全部候选重排"),
-    "temperature": ("Temperature", "温度"),
-    "temperature.info": ("0 is greedy", "0 为贪心"),
+    "temperature": ("Temperature (0 is greedy)", "温度（0 为贪心）"),
     "top_p": ("Top-p", "Top-p"),
     "sampling_top_k": ("Top-k sampling", "Top-k 采样"),
     "sampling_top_k.info": ("0 is off", "0 为关闭"),
@@ -76,7 +72,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "unused": ("{method} does not use this", "{method} 不使用此项"),
     "recording": ("Recording", "录制"),
-    "recording.info": ("Really run, with the command in its file", "真实运行的记录，命令见文件"),
+    "recording.info": ("really run; the command is in assets/traces", "真实运行；命令见 assets/traces"),
     "language": ("Language", "语言"),
     "status.queue": (
         "{n} ahead of you; the model answers one visitor at a time",
@@ -137,8 +133,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     # Captions: what happens now
     "say.idle": ("Nothing to show yet", "还没有可显示的内容"),
     "say.grow": (
-        "Drafting: forward {i} of {n} scored {made} candidates for depth {i}",
-        "起草：第 {i}/{n} 次前向，为第 {i} 层打分 {made} 个候选",
+        "Drafting: forward {i} of {n}, {made} candidates at depth {level}",
+        "起草：第 {i}/{n} 次前向，第 {level} 层有 {made} 个候选",
     ),
     "say.grow.copy": (
         "Drafting without a model: {n} tokens copied from the text so far",
@@ -181,6 +177,25 @@ _TABLE: dict[str, tuple[str, str]] = {
     "foot.steps": ("{steps} steps", "{steps} 步"),
     "foot.tau": ("τ {tau}", "τ {tau}"),
     "foot.speed": ("{tps} tokens/s", "{tps} 词元/秒"),
+    "foot.accepted": ("{a} of {d} drafted accepted", "起草 {d} 个，接受 {a} 个"),
+    "define.steps": (METRICS["steps"].definition, "预填充之后目标模型的前向次数：每次包括起草、验证和提交。"),
+    "define.tau": (
+        METRICS["tau"].definition,
+        "目标模型每次前向输出的词元数，对所有步取平均。包含每步目标模型自己的词元，不含预填充得到的首个词元；普通解码为 1。",
+    ),
+    "define.accepted": (
+        METRICS["accepted"].definition,
+        "被接受并输出的草稿词元数。位于被拒绝词元之后的巧合不算。",
+    ),
+    "define.tokens_per_second": (
+        METRICS["tokens_per_second"].definition,
+        "各步输出的词元数除以各步的实际时间；不含预填充。",
+    ),
+    "define.speedup": (
+        "Tokens per second of this run over those of plain decoding of the same ids by the same target on the same "
+        "machine, one run each, right after one another; prefill excluded in both.",
+        "本次运行的每秒词元数除以同一目标模型在同一台机器上对相同词元做普通解码的每秒词元数；各运行一次，先后进行，均不含预填充。",
+    ),
     "foot.speedup": ("{x}× plain decoding, measured", "实测为普通解码的 {x} 倍"),
     "origin.plain": ("first token, from the prefill", "首个词元，来自预填充"),
     "origin.draft": ("drafted and accepted", "起草并被接受"),
@@ -361,9 +376,9 @@ _TABLE: dict[str, tuple[str, str]] = {
     "zoom.out": ("Zoom out", "缩小"),
     "full": ("Projector mode", "投影模式"),
     "dropped": ("Dropped candidates", "落选候选"),
-    "dropped.hide": ("hidden", "隐藏"),
-    "dropped.count": ("counted", "计数"),
-    "dropped.show": ("shown", "显示"),
+    "dropped.hide": ("dropped: hidden", "落选：隐藏"),
+    "dropped.count": ("dropped: counted", "落选：计数"),
+    "dropped.show": ("dropped: shown", "落选：显示"),
     "help": ("Keys", "按键"),
     "close": ("Close", "关闭"),
     "fold": ("Fold the subtree", "折叠子树"),
@@ -384,7 +399,50 @@ _TABLE: dict[str, tuple[str, str]] = {
     "link": ("Copy link", "复制链接"),
     "link.info": ("prompt, knobs, seed and view", "提示、参数、种子与视图"),
     "tab.charts": ("Charts", "图表"),
-    "tab.lab": ("Lab", "实验"),
+    "tab.lab": ("Lab: sweep a knob", "实验：扫描一个参数"),
+    "tab.models": ("Models", "模型"),
+    "tab.tree": ("EAGLE-1’s tree", "EAGLE-1 的树"),
+    "lab.prompts": ("Prompts, one a line", "提示，每行一个"),
+    "lab.knob": ("Knob", "参数"),
+    "lab.values": ("Values", "取值"),
+    "lab.temperatures": ("Temperatures", "温度"),
+    "lab.tokens": ("Tokens of each answer", "每个回答的词元数"),
+    "lab.run": ("Run the sweep", "开始扫描"),
+    "lab.cancel": ("Cancel", "取消"),
+    "lab.progress": ("{done} of {all}: {knob} = {value}, temperature {t}", "{done}/{all}：{knob} = {value}，温度 {t}"),
+    "lab.best": (
+        "At temperature {t}, {knob} = {value} was fastest: {tps} tokens/s with τ {tau}. "
+        "The longest steps (τ {most}) came with {knob} = {at}, and cost {ms} ms each against {best_ms} ms.",
+        "温度 {t} 时，{knob} = {value} 最快：{tps} 词元/秒，τ 为 {tau}。"
+        "τ 最大（{most}）的是 {knob} = {at}，但每步用时 {ms} 毫秒，而最快者为 {best_ms} 毫秒。",
+    ),
+    "lab.same": (
+        "At temperature {t}, {knob} = {value} was fastest: {tps} tokens/s, and has the largest τ as well, {tau}.",
+        "温度 {t} 时，{knob} = {value} 最快：{tps} 词元/秒，τ 也最大：{tau}。",
+    ),
+    "lab.bad": ("not a list of numbers: {text}", "不是数字列表：{text}"),
+    "chart.sweep": ("τ and measured tokens/s", "τ 与实测词元/秒"),
+    "axis.tau": ("τ (tokens/forward)", "τ（词元/前向）"),
+    "axis.speed": ("tokens/s, measured", "词元/秒，实测"),
+    "models.target": ("Target: preset, hub id or folder", "目标模型：预设、hub 编号或文件夹"),
+    "models.drafter": ("Drafter: hub id or folder (empty: the preset’s own)", "草稿头：hub 编号或文件夹（留空用预设）"),
+    "models.look": ("Look before loading", "加载前查看"),
+    "models.load": ("Load", "加载"),
+    "models.off": (
+        "This is a public page; other models can be loaded where you run it yourself.",
+        "这是公共页面；自行运行时可以加载其他模型。",
+    ),
+    "models.loading": ("Loading {name}…", "正在加载 {name}……"),
+    "models.memory": (
+        "{name}: {parameters} million parameters, {weights} MB of weights as {dtype}, {kv} kB of cache a token, context {context}",
+        "{name}：{parameters} 百万参数，{dtype} 权重 {weights} MB，每个词元缓存 {kv} kB，上下文 {context}",
+    ),
+    "models.ready": ("Ready: {name} with {methods}", "就绪：{name}，可用方法 {methods}"),
+    "tree.paths": ("The tree as rank paths", "以名次路径表示的树"),
+    "tree.hint": (
+        "Click a node to give it its next child; Shift-click or Delete takes it away. Empty: the reference’s 25 nodes.",
+        "点击节点添加下一个子节点；Shift 点击或 Delete 键移除。留空则用参考实现的 25 个节点。",
+    ),
     # Charts
     "chart.empty": ("no steps yet", "还没有步"),
     "chart.length": ("Tokens emitted per step", "每步输出的词元数"),

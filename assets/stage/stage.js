@@ -63,7 +63,7 @@ function mountStage(root, options) {
   function canvasPen(c) {
     const style = (o) => { c.globalAlpha = o.alpha ?? 1; c.lineWidth = o.width ?? 1; c.setLineDash(o.dash ?? []); };
     return {
-      rect(x, y, w, h, r, o) { style(o); c.beginPath(); c.roundRect(x, y, w, h, r); if (o.fill) { c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
+      rect(x, y, w, h, r, o) { style(o); w = Math.max(0, w); h = Math.max(0, h); c.beginPath(); c.roundRect(x, y, w, h, Math.max(0, Math.min(r, w / 2, h / 2))); if (o.fill) { c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
       curve(x0, y0, x1, y1, o) { style(o); const m = (x0 + x1) / 2; c.beginPath(); c.moveTo(x0, y0); c.bezierCurveTo(m, y0, m, y1, x1, y1); c.strokeStyle = o.stroke; c.stroke(); },
       line(points, o) { style(o); c.beginPath(); points.forEach(([x, y], i) => (i ? c.lineTo(x, y) : c.moveTo(x, y))); if (o.fill) { c.closePath(); c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
       text(s, x, y, o) { c.globalAlpha = o.alpha ?? 1; c.font = `${o.weight ?? 400} ${o.size}px ${ink.font}`; c.textAlign = o.align ?? "left"; c.textBaseline = "alphabetic"; c.fillStyle = o.fill; c.fillText(s, x, y); },
@@ -261,12 +261,12 @@ function mountStage(root, options) {
       let widest = 0;
       for (const i of column) {
         const value = i === BONUS ? 1 : s.v[i], ghost = i >= s.nodes;
-        const size = i === 0 || i === BONUS ? FONT + 1 : ghost ? FONT - 2.5 : FONT - 2 + 4 * Math.sqrt(value);
+        const size = i === 0 || i === BONUS ? FONT + 1 : ghost ? FONT - 4 : FONT - 2 + 4 * Math.sqrt(value);
         L.size[i] = size;
         const label = clip(visible(i === BONUS ? s.bonus[1] : s.x[i]), 18);
         const below = i >= 0 && i < s.nodes ? measure("▸ " + clip(visible(s.gx[i]), 10) + " " + number(s.gp[i]), NOTE, 400) : 0;
         L.w[i] = Math.max(measure(label, size, 600) + size * 1.3 + (i === BONUS ? 12 : 0), below + 4, 26);
-        L.h[i] = size * (ghost ? 1.5 : 1.65);
+        L.h[i] = size * (ghost ? 1.45 : 1.65);
         widest = Math.max(widest, L.w[i]);
         L.rows.push(i);
       }
@@ -276,7 +276,7 @@ function mountStage(root, options) {
       L.width = x - GAP;
     });
     // Each column keeps its parents' order and moves as little as it must: three sweeps of pooled displacements.
-    const pitch = (i) => L.h[i] + (i >= s.nodes ? 4 : s.nodes > 1 ? NOTE + 6 : 8);
+    const pitch = (i) => L.h[i] + (i >= s.nodes ? 3 : s.nodes > 1 ? NOTE + 5 : 8);
     const parentOf = (i) => (i === BONUS ? last : s.p[i]);
     let want = { 0: 0 };
     const settle = (column) => {
@@ -318,7 +318,7 @@ function mountStage(root, options) {
     const { w, h } = box, one = s.nodes === 1;
     if (one) return { tree: { x: 0, y: 0, w, h }, mask: null };
     if (w < 640) { const m = Math.min(w - 24, h * 0.45); return { tree: { x: 0, y: 0, w, h: h - m }, mask: { x: 8, y: h - m, w: w - 16, h: m, side: Math.min(m - 48, w - 112) } }; }
-    const side = Math.min(h - 62, w * 0.27), label = s.nodes <= 40 ? 76 : 12;
+    const side = Math.min(h - 62, w * 0.3), label = s.nodes <= 40 ? 76 : 12;
     const mw = side + label + 26;
     return { tree: { x: 0, y: 0, w: w - mw - 8, h }, mask: { x: w - mw - 8, y: 0, w: mw, h, side } };
   }
@@ -561,6 +561,7 @@ function mountStage(root, options) {
     root.classList.toggle("playing", playing && !(follow && run && !run.finish && t >= (s ? score(s).rest : 0)));
     const label = say(playing ? "pause" : "play");
     if ($(".st-play").getAttribute("aria-label") !== label) $(".st-play").setAttribute("aria-label", label);
+    $(".st-live").disabled = !run || !!run.finish;
     $(".st-live").classList.toggle("on", follow && !!run && !run.finish && !!run.start);
   }
   function reading(s) {
@@ -646,14 +647,14 @@ function mountStage(root, options) {
     const e = r.finish, s = r.steps.at(-1), list = [];
     if (e) {
       const v = e.numbers;
-      list.push([say("foot.steps", { steps: v.steps })], v.tau ? [say("foot.tau", { tau: v.tau.toFixed(2) })] : [], v.tokens_per_second ? [say("foot.speed", { tps: v.tokens_per_second.toFixed(1) })] : [], [say("finish." + e.reason) + (e.note ? ` · ${e.note}` : "")]);
-    } else if (s) list.push([say("foot.steps", { steps: r.steps.length })], [say("foot.tau", { tau: s.tau.toFixed(2) })], s.tps ? [say("foot.speed", { tps: s.tps.toFixed(1) })] : []);
+      list.push([say("foot.steps", { steps: v.steps }), "steps"], v.tau ? [say("foot.tau", { tau: v.tau.toFixed(2) }), "tau"] : [], [say("foot.accepted", { a: v.accepted, d: v.drafted }), "accepted"], v.tokens_per_second ? [say("foot.speed", { tps: v.tokens_per_second.toFixed(1) }), "tokens_per_second"] : [], [say("finish." + e.reason) + (e.note ? ` · ${e.note}` : "")]);
+    } else if (s) list.push([say("foot.steps", { steps: r.steps.length }), "steps"], [say("foot.tau", { tau: s.tau.toFixed(2) }), "tau"], s.tps ? [say("foot.speed", { tps: s.tps.toFixed(1) }), "tokens_per_second"] : []);
     const text = JSON.stringify([list, r.verdict, language]);
     if (r.footText === text) return;
     r.footText = text;
-    r.foot.replaceChildren(...list.filter((x) => x.length).map(([x]) => element("span", "", x)));
+    r.foot.replaceChildren(...list.filter((x) => x.length).map(([x, name]) => { const span = element("span", name ? "defined" : "", x); if (name) { span.title = say("define." + name); span.tabIndex = 0; } return span; }));
     if (r.verdict) {
-      if (r.verdict.speedup) r.foot.append(element("span", "", say("foot.speedup", { x: r.verdict.speedup.toFixed(2) })));
+      if (r.verdict.speedup) { const x = element("span", "defined", say("foot.speedup", { x: r.verdict.speedup.toFixed(2) })); x.title = say("define.speedup"); x.tabIndex = 0; r.foot.append(x); }
       const v = element("span", r.verdict.verdict, say("verdict." + r.verdict.key, Object.fromEntries(Object.entries(r.verdict).map(([a, b]) => [a, typeof b === "string" ? visible(b) : b]))));
       r.foot.append(v);
     }
@@ -959,7 +960,7 @@ function mountStage(root, options) {
   root.querySelectorAll(".st-keep [data-keep]").forEach((b) => (b.hidden = b.dataset.keep === "open" ? !options.onOpen : !["svg", "png"].includes(b.dataset.keep) && !options.onKeep));
   function about() { // the caption of a picture: method, settings, pair, hardware, verdict
     const a = run.start, s = a.sampling, set_ = step().set;
-    return [say("method." + a.method), `total_token ${set_.total_token} · depth ${set_.depth} · top-k ${set_.top_k}`, `T ${s.temperature} · seed ${s.seed}`, a.pair.target ?? a.pair.preset ?? "", a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, run.verdict) : say("verdict.none")].filter(Boolean).join("  ·  ");
+    return [say("method." + a.method), `total_token ${set_.total_token} · depth ${set_.depth} · top-k ${set_.top_k}`, `T ${s.temperature} · seed ${s.seed}`, a.pair?.target?.name ?? a.pair?.target ?? "", a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, run.verdict) : say("verdict.none")].filter(Boolean).join("  ·  ");
   }
   function svg() {
     const parts = [], caption_ = $(".st-caption").textContent;
