@@ -11,7 +11,55 @@ from collections.abc import Sequence
 
 from eagle_core.events import Candidate, Choice, Event, Fate, Finish, Node, Start, Step
 
-WORDS = [" the", " a", " of", " tree", " and", " grows", " from", " its", " root", " to", " every", " leaf", " in", " one", " forward", ",", " so", " that", ".", " speculative", " decoding", " keeps", " what", " target", " would", " have", " said", " anyway", " 10", "+", "2", "=", "12", "\n", "def", " fib", "(", "n", "):", "\n    ", " return", " n", " if", " n", " <", " 2", " else"]
+WORDS = [
+    " the",
+    " a",
+    " of",
+    " tree",
+    " and",
+    " grows",
+    " from",
+    " its",
+    " root",
+    " to",
+    " every",
+    " leaf",
+    " in",
+    " one",
+    " forward",
+    ",",
+    " so",
+    " that",
+    ".",
+    " speculative",
+    " decoding",
+    " keeps",
+    " what",
+    " target",
+    " would",
+    " have",
+    " said",
+    " anyway",
+    " 10",
+    "+",
+    "2",
+    "=",
+    "12",
+    "\n",
+    "def",
+    " fib",
+    "(",
+    "n",
+    "):",
+    "\n    ",
+    " return",
+    " n",
+    " if",
+    " n",
+    " <",
+    " 2",
+    " else",
+]
 
 
 def run(
@@ -38,7 +86,12 @@ def run(
     prompt = [rng.randrange(49152) for _ in range(17)]
     first = Choice(*token(), 0.8)
     settings = {
-        "total_token": total, "depth": depth, "top_k": top_k, "expand_by": "value", "rerank": True, "static_tree": None,
+        "total_token": total,
+        "depth": depth,
+        "top_k": top_k,
+        "expand_by": "value",
+        "rerank": True,
+        "static_tree": None,
     }
     out: list[Event] = [
         Start(
@@ -104,7 +157,9 @@ def _step(rng, token, index, position, root, settings, sharpness, cut) -> tuple[
         else:
             draws[old] = Choice(*token(), rng.uniform(0.2, 1.0))
     walk = [0]
-    while (nxt := next((k for k in children.get(walk[-1], []) if rows[k]["token"] == draws[walk[-1]].token), None)) is not None:
+    while (
+        nxt := next((k for k in children.get(walk[-1], []) if rows[k]["token"] == draws[walk[-1]].token), None)
+    ) is not None:
         walk.append(nxt)
     emitted = [rows[k]["token"] for k in walk[1:]] + [draws[walk[-1]].token]
     texts = [rows[k]["text"] for k in walk[1:]] + [draws[walk[-1]].text]

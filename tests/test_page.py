@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import app
+import playground
 from eagle_core.drafters import METHODS, Drafter
 from eagle_core.events import Step, dump, load_trace
 from eagle_core.pairs import Pair
@@ -29,8 +30,12 @@ from tests.test_viz import HOSTILE
 from viz.why import why
 from viz.words import say, visible
 
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium found; set CHROMIUM to its path")
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium found; set CHROMIUM to its path"
+)
 
 PAUSE = 0.04  # seconds a draft of the slow pair takes at least, so that there is time to press Stop
 
@@ -84,13 +89,13 @@ def pair() -> TinyPair:
 def site(pair: TinyPair) -> Iterator[SimpleNamespace]:
     run = synthetic.run(3, steps=14)
     hostile = synthetic.run(5, steps=3, texts=HOSTILE, total=40)
-    shelf = app.Shelf(Path("nowhere"))
-    shelf.put(app.Recording.of("first", run, "Why does a tree help?", "A first one"))
-    shelf.put(app.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"))
-    shelf.put(app.Recording.of("hostile", hostile, HOSTILE[1], HOSTILE[0]))
-    models = app.Models(None, None)
+    shelf = playground.Shelf(Path("nowhere"))
+    shelf.put(playground.Recording.of("first", run, "Why does a tree help?", "A first one"))
+    shelf.put(playground.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"))
+    shelf.put(playground.Recording.of("hostile", hostile, HOSTILE[1], HOSTILE[0]))
+    models = playground.Models(None, None)
     models._pair = pair
-    page = app.build(app.Playground(models, shelf, shelf["first"]), 12, False)
+    page = app.build(playground.Playground(models, shelf, shelf["first"]), 12, False)
     address = app.start(page, "127.0.0.1", None, block=False)
     yield SimpleNamespace(address=address, run=run, hostile=hostile)
     page.close()
@@ -98,7 +103,11 @@ def site(pair: TinyPair) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api") if not os.environ.get("CI") else __import__("playwright.sync_api").sync_api
+    playwright = (
+        pytest.importorskip("playwright.sync_api")
+        if not os.environ.get("CI")
+        else __import__("playwright.sync_api").sync_api
+    )
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -114,7 +123,10 @@ class Screen:
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda e: self.faults.append(str(e)))
         self.page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
-        self.page.on("request", lambda r: self.faults.append(r.url) if not r.url.startswith((site.address, "data:", "blob:")) else None)
+        self.page.on(
+            "request",
+            lambda r: self.faults.append(r.url) if not r.url.startswith((site.address, "data:", "blob:")) else None,
+        )
         began = time.perf_counter()
         self.page.goto(site.address.rstrip("/") + query)
         self.page.wait_for_function("window.stage && window.stage.state.steps > 0")
@@ -169,7 +181,12 @@ def test_answers_with_a_verdict(screen: Screen, pair: TinyPair) -> None:
     expected = list(pair.generate("tell me more", method="eagle3", settings=_settings(12), max_new_tokens=128))
     assert screen.page.locator(".st-answer").evaluate("e => e.textContent") == "".join(e.text for e in expected)
     origins = screen.page.evaluate("[...document.querySelectorAll('.st-answer .tok')].map(e => e.classList[1])")
-    wanted = ["plain"] + [o for e in expected if isinstance(e, Step) for o in (["draft"] * (len(e.accepted) - 1) + ["bonus"])[: len(e.emitted)]]
+    wanted = ["plain"] + [
+        o
+        for e in expected
+        if isinstance(e, Step)
+        for o in (["draft"] * (len(e.accepted) - 1) + ["bonus"])[: len(e.emitted)]
+    ]
     assert origins == wanted
     assert screen.text(".st-foot .equal") == say("en", "verdict.equal", n=128)
     screen.page.evaluate("document.querySelector('.st-truth').open = true")
@@ -207,7 +224,9 @@ def test_scrub_and_step(screen: Screen) -> None:
     page.click('[data-act="nextstep"]')
     assert screen.state["k"] == 6
     page.click('[data-phase="verify"]')
-    page.wait_for_function("document.querySelector('.st-caption').textContent.startsWith('Verify: one target forward over 24')")
+    page.wait_for_function(
+        "document.querySelector('.st-caption').textContent.startsWith('Verify: one target forward over 24')"
+    )
     page.click('[data-act="nextphase"]')
     assert screen.state["phase"] == "accept"
     page.click('[data-act="prevstep"]')
@@ -312,7 +331,10 @@ def test_keep_and_open_again(screen: Screen, site: SimpleNamespace, tmp_path: Pa
     page.set_input_files(".st-file", hostile)
     screen.until("state.steps === 3")
     page.evaluate("stage.jump(1)")
-    assert page.locator("#stage img, #stage iframe, #stage script").count() == 0 and page.evaluate("typeof alerted") == "undefined"
+    assert (
+        page.locator("#stage img, #stage iframe, #stage script").count() == 0
+        and page.evaluate("typeof alerted") == "undefined"
+    )
     shown = screen.state["run"]
     for bad in ("{}", "x\n", trace.read_text(encoding="utf-8").replace('"parent":0', '"parent":9999', 1), ""):
         broken = tmp_path / "broken.jsonl"
@@ -384,7 +406,9 @@ def test_two_visitors_wait_for_each_other(browser: Any, site: SimpleNamespace, p
         two.close()
 
 
-@pytest.mark.parametrize("size", [{"width": 390, "height": 844}, {"width": 1440, "height": 900}], ids=["phone", "laptop"])
+@pytest.mark.parametrize(
+    "size", [{"width": 390, "height": 844}, {"width": 1440, "height": 900}], ids=["phone", "laptop"]
+)
 def test_dark_and_small(browser: Any, site: SimpleNamespace, size: dict[str, int]) -> None:
     screen = Screen(browser, site, viewport=size, color_scheme="dark", reduced_motion="reduce")
     page = screen.page
@@ -407,6 +431,55 @@ def test_nothing_shifts_while_it_moves(screen: Screen) -> None:
     assert screen.state["k"] > 0 and page.evaluate("window.shift") < 0.001
 
 
+def test_lab_sweeps_a_knob(screen: Screen) -> None:
+    page = screen.page
+    page.click("#lab > button")
+    page.get_by_label("Prompts, one a line").fill("hello there")
+    page.get_by_label("Values").fill("1, 6")
+    page.get_by_label("Temperatures").fill("0")
+    page.click("#lab_run")
+    page.wait_for_function("document.querySelector('#lab_say textarea').value.includes('was fastest')", timeout=30000)
+    page.wait_for_selector("#lab .js-plotly-plot .legend")
+    page.get_by_label("Values").fill("one")
+    page.click("#lab_run")
+    page.wait_for_function("document.querySelector('#lab_say textarea').value.startsWith('not a list of numbers')")
+
+
+def test_own_static_tree(screen: Screen, pair: TinyPair) -> None:
+    page = screen.page
+    page.click("#static > button")
+    assert page.locator("#editor .node").count() == 26  # the reference's, root included, until something is written
+    page.fill("#static_tree textarea", "[[0],[1]]")
+    assert page.locator("#editor .node").count() == 3
+    page.locator("#editor .node").nth(1).click()
+    page.locator("#editor .node").first.click()
+    assert json.loads(page.input_value("#static_tree textarea")) == [[0], [1], [2], [0, 0]]
+    page.locator("#editor .node").nth(2).click(modifiers=["Shift"])
+    assert json.loads(page.input_value("#static_tree textarea")) == [[0], [2], [0, 0]]
+    page.wait_for_timeout(300)
+    screen.choose("eagle1")
+    page.wait_for_function("document.querySelector('#top_k').textContent.includes('EAGLE-1 does not use this')")
+    screen.ask("a tree of my own")
+    screen.until("state.run !== 'first' && state.finished && !state.note")
+    page.evaluate("stage.jump(1)")
+    assert page.evaluate("stage.drawn") == 4
+    page.fill("#static_tree textarea", "[[0],[1,0]]")
+    page.wait_for_timeout(300)
+    screen.ask("a broken one")
+    screen.until("state.note && state.note.key === 'status.error' && state.note.text.includes('has no parent')")
+
+
+def test_another_pair_is_looked_at_and_refused_in_words(screen: Screen) -> None:
+    page = screen.page
+    page.click("#models > button")
+    page.get_by_label("Target: preset").fill("/nowhere/at/all")
+    page.get_by_label("Target: preset").press("Enter")
+    page.click("#load")
+    page.wait_for_function("document.querySelector('#facts textarea').value.includes('/nowhere/at/all')")
+    screen.ask("still here")  # what was loaded before goes on
+    screen.until("state.run !== 'first' && state.finished && !state.note")
+
+
 def test_labels_are_the_same_on_both_sides(screen: Screen) -> None:
     texts = [*HOSTILE, "a b", "\u200d", "\u3000", "\ue000", "e\u0301"]
     assert screen.page.evaluate(f"{json.dumps(texts)}.map(stage.visible)") == [visible(t) for t in texts]
@@ -416,5 +489,7 @@ def test_live_at_engine_speed(screen: Screen) -> None:
     """Events as fast as they come: every one arrives, and the picture keeps up."""
     screen.ask("quick")
     screen.until("state.run !== 'first' && state.finished")
-    missing = screen.page.evaluate("(() => { const s = stage.state; return s.steps - document.querySelectorAll('.st-answer .tok.bonus').length; })()")
+    missing = screen.page.evaluate(
+        "(() => { const s = stage.state; return s.steps - document.querySelectorAll('.st-answer .tok.bonus').length; })()"
+    )
     assert missing in (0, 1)  # the last step may end at the limit, within its path

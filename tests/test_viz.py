@@ -8,15 +8,21 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_core.events import FATES, Candidate, Choice, Node, Start, Step, dump, load
+import app
+from eagle_core.compare import Scored, Verdict
+from eagle_core.events import FATES, Candidate, Choice, Node, Start, Step, dump, load, load_trace
 from eagle_core.metrics import METRICS, Run
 from tests import synthetic
-from viz.export import replay
+from viz.charts import figures, sweep
+from viz.export import numbers_csv, replay, trace
+from viz.graph import branching, graph, graphml
 from viz.stage import OVERLAP, Teller, message, pieces
+from viz.verdict import beside, pays
 from viz.why import REASONS, reasons, summary, why
 from viz.words import WORDS, number, say, visible
 
@@ -209,7 +215,6 @@ class TestWords:
         )
 
     def test_methods_and_knobs_match_the_engine(self) -> None:
-        import app
         from eagle_core import METHODS
 
         assert {name: method.settings for name, method in METHODS.items()} == app.USES
@@ -217,8 +222,111 @@ class TestWords:
             assert WORDS["en"][f"method.{name}"] == method.label
             assert WORDS["en"][f"method.{name}.explain"] == method.explain
 
+    def test_the_editor_draws_the_reference_tree(self) -> None:
+        import re
+
+        from eagle_core.growth import EAGLE1_TREE
+
+        drawn = re.search(r"REFERENCE = (\[.*?\]);", (app.STAGE / "editor.js").read_text(encoding="utf-8"))
+        assert drawn and [tuple(p) for p in json.loads(drawn[1])] == list(EAGLE1_TREE.paths)
+
+
+class TestVerdict:
+    def plain(self, ids: list[int], ms: float) -> Run:
+        run = synthetic.run(1, steps=len(ids) - 1, total=1, method="vanilla")
+        steps = [
+            replace(s, emitted=[i], timing={"draft_ms": 0.0, "verify_ms": ms, "other_ms": 0.0})
+            for s, i in zip(run[1:-1], ids[1:])
+        ]
+        return Run.collect([replace(run[0], emitted=ids[:1]), *steps, run[-1]])
+
+    def test_a_worked_example(self) -> None:
+        """Steps of 35 ms for 3 tokens beside plain forwards of 20 ms: break-even 1.75, and it pays 3 / 1.75."""
+        start = synthetic.run(1, steps=1)[0]
+        ours = Run.collect([replace(start, emitted=[1]), replace(step(), index=0)])
+        told = beside(ours, self.plain([1, 11, 14, 99], 20.0), Verdict("equal"))
+        assert told["verdict"] == "equal" and told["n"] == 4
+        assert told["pays"] == {
+            "tau": 3.0, "need": 1.75, "plain_ms": 20.0, "draft": 0.2, "verify": 1.5, "other": 0.05, "pays": True, "cause": None,
+        }  # fmt: skip
+        assert told["speedup"] == pytest.approx(60 / 35, rel=1e-3)
+
+    @pytest.mark.parametrize("ms, cause", [(40.0, None), (10.0, "verify"), (11.0, "verify")])
+    def test_why_not(self, ms: float, cause: str | None) -> None:
+        start = synthetic.run(1, steps=1)[0]
+        told = pays(Run.collect([start, replace(step(), index=0)]), self.plain([1, 11, 14, 99], ms))
+        assert told and told["cause"] == cause and told["pays"] is (cause is None)
+
+    def test_a_difference_names_both_tokens(self) -> None:
+        start = synthetic.run(1, steps=1)[0]
+        ours = Run.collect([replace(start, emitted=[1]), replace(step(), index=0)])
+        best = (Scored(11, " cat", 9.5), Scored(12, " dog", 9.25))
+        found = Verdict("different", 1, 0.25, 1e-3, 11, 12, best)
+        told = beside(ours, self.plain([1, 12, 14, 99], 20.0), found)
+        assert (told["at"], told["gap"], told["mine"], told["plain"]) == (2, "0.25", " cat", " dog")
+        assert say("en", "verdict.different", **told).startswith(
+            "DIFFERENT at token 2: here “ cat”, plain decoding “ dog”"
+        )
+
+
+class TestGraph:
+    @settings(max_examples=20, deadline=None)
+    @given(
+        seed=st.integers(0, 999),
+        total=st.integers(1, 256),
+        texts=st.lists(st.sampled_from(HOSTILE) | st.text(max_size=4), min_size=2, max_size=6, unique=True),
+    )
+    def test_a_tree_that_others_can_read(self, seed: int, total: int, texts: list[str]) -> None:
+        one = synthetic.run(seed, steps=1, total=total, texts=texts)[1]
+        assert isinstance(one, Step)
+        tree = graph(one)
+        assert nx.is_arborescence(tree) and len(tree) == len(one.nodes) + len(one.dropped)
+        back = nx.parse_graphml(graphml(one))
+        assert set(back.edges) == {(str(a), str(b)) for a, b in tree.edges}
+        shape = branching(one)
+        assert shape["nodes"] == len(one.nodes) and shape["depth"] == max(n.depth for n in one.nodes)
+
+
+class TestCharts:
+    def test_every_number_comes_from_the_metrics(self) -> None:
+        run, plain = (
+            Run.collect(synthetic.run(3, steps=14)),
+            Run.collect(synthetic.run(3, steps=9, total=1, method="vanilla")),
+        )
+        drawn = figures(run, plain)
+        assert tuple(drawn) == app.CHARTS
+        length = drawn["length"].data
+        assert [a + b for a, b in zip(length[0].y, length[1].y)] == [len(s.emitted) for s in run.steps]
+        assert list(drawn["acceptance"].data[0].y) == [r.unconditional for r in METRICS["acceptance"].of(run)]
+        assert sum(drawn["histogram"].data[0].y) == len(run.steps)
+        assert drawn["race"].data[1].y[-1] == len(plain.ids)
+        assert all(f.data == g.data for f, g in zip(drawn.values(), figures(run, plain).values()))
+
+    @pytest.mark.parametrize(
+        "run", [Run(), Run.collect(synthetic.run(1, steps=1, total=1))], ids=["nothing", "vanilla"]
+    )
+    def test_of_almost_nothing(self, run: Run) -> None:
+        assert len(figures(run, None, "zh")) == len(app.CHARTS)
+
+    def test_a_sweep(self) -> None:
+        rows = [
+            {"temperature": t, "value": v, "tau": v / 2, "tokens_per_second": 10 - v} for t in (0, 1) for v in (4, 1)
+        ]
+        data = sweep(rows, "total_token").data
+        assert [list(d.x) for d in data] == [[1, 4]] * 4 and [d.name for d in data][:1] == ["τ · T 0"]
+
 
 class TestExport:
+    def test_numbers_as_a_table(self) -> None:
+        run = synthetic.run(3, steps=2)
+        rows = numbers_csv(run).splitlines()
+        assert rows[0] == "scope,step,name,value,unit" and f"run,,tokens,{len(Run.collect(run).ids)},tokens" in rows
+        assert f"step,1,emitted,{len(run[2].emitted)},tokens" in rows
+
+    def test_a_trace_reads_back(self) -> None:
+        run = synthetic.run(5, steps=3, texts=HOSTILE)
+        assert list(load_trace(trace(run).split("\n"))) == run
+
     def test_one_file_that_asks_for_nothing(self) -> None:
         run = synthetic.run(5, steps=3, texts=HOSTILE)
         page = replay(run, ask="</script><script>alert(1)</script>", title="<b>")

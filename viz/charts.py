@@ -75,7 +75,7 @@ def sweep(rows: Sequence[Mapping[str, float]], knob: str, language: str = "en") 
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": _INK, "size": 12},
-        xaxis_title=say(language, knob),
+        xaxis={"title": say(language, knob), "showgrid": False, "zeroline": False},
         yaxis={"title": say(language, "axis.tau"), "rangemode": "tozero", "gridcolor": "rgba(137,147,162,.25)"},
         yaxis2={
             "title": say(language, "axis.speed"),

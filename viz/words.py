@@ -412,7 +412,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "lab.progress": ("{done} of {all}: {knob} = {value}, temperature {t}", "{done}/{all}：{knob} = {value}，温度 {t}"),
     "lab.best": (
         "At temperature {t}, {knob} = {value} was fastest: {tps} tokens/s with τ {tau}. "
-        "The longest steps (τ {most}) came with {knob} = {at}, and cost {ms} ms each against {best_ms} ms.",
+        "The largest τ, {most}, came with {knob} = {at}, at {ms} ms a step against {best_ms} ms.",
         "温度 {t} 时，{knob} = {value} 最快：{tps} 词元/秒，τ 为 {tau}。"
         "τ 最大（{most}）的是 {knob} = {at}，但每步用时 {ms} 毫秒，而最快者为 {best_ms} 毫秒。",
     ),
@@ -506,7 +506,7 @@ WORDS: dict[str, dict[str, str]] = {
 _SLOT = re.compile(r"\{(\w+)\}")
 
 
-def say(language: str, key: str, **slots: object) -> str:
+def say(language: str, key: str, /, **slots: object) -> str:
     """The sentence `key` in `language`, filled. Raises KeyError for an unknown key or an unfilled slot."""
     return _SLOT.sub(lambda m: str(slots[m[1]]), WORDS[language][key])
 

@@ -238,7 +238,7 @@ function mountStage(root, options) {
     return all.get(key);
   }
   function arrange(s, folded) {
-    const total = s.p.length, L = { rows: [], x: {}, y: {}, w: {}, h: {}, size: {}, col: {}, left: new Map(), spread: 0, width: 0, height: 0, cols: [] };
+    const total = s.p.length, L = { rows: [], x: {}, y: {}, w: {}, h: {}, size: {}, col: {}, lanes: [], left: new Map(), spread: 0, width: 0, height: 0, cols: [] };
     const placed = (i) => i < s.nodes || ghosts === "show" || (ghosts === "count" && s.e[i]);
     const columns = [[0]];
     const last = s.a[s.a.length - 1];
@@ -271,12 +271,14 @@ function mountStage(root, options) {
         L.rows.push(i);
       }
       L.cols.push(x);
-      for (const i of column) { L.x[i] = x; L.col[i] = d; }
-      x += widest + GAP;
+      // A crowded level stands in several lanes, like bricks, rather than in one endless file.
+      const crowd = column.reduce((n, i) => n + (i >= s.nodes ? 0.5 : 1), 0), lanes = (L.lanes[d] = Math.max(1, Math.min(5, Math.round(crowd / 14))));
+      column.forEach((i, j) => { L.x[i] = x + (j % lanes) * (widest + 10); L.col[i] = d; });
+      x += lanes * (widest + 10) - 10 + GAP;
       L.width = x - GAP;
     });
     // Each column keeps its parents' order and moves as little as it must: three sweeps of pooled displacements.
-    const pitch = (i) => L.h[i] + (i >= s.nodes ? 3 : s.nodes > 1 ? NOTE + 5 : 8);
+    const pitch = (i) => (L.h[i] + (i >= s.nodes ? 3 : s.nodes > 1 ? NOTE + 5 : 8)) / L.lanes[L.col[i]];
     const parentOf = (i) => (i === BONUS ? last : s.p[i]);
     let want = { 0: 0 };
     const settle = (column) => {
@@ -419,10 +421,11 @@ function mountStage(root, options) {
 
     // depth ruler
     const ruler = R.tree.y + 20;
-    L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11, fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 0.9 : 0.35 }); });
+    let said = -Infinity;
+    L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30 && X(x) - said > 52 && (said = X(x))) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11, fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 0.9 : 0.35 }); });
 
     // links
-    const strong = (i) => (dream ? (i === BONUS ? 0.25 : dream.walk.includes(i) ? 1 : dream.kept.has(i) ? 0.95 : 0.16) : lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
+    const strong = (i) => (dream ? (i === BONUS ? 0.25 : dream.walk.includes(i) ? 1 : dream.kept.has(i) ? 0.95 : 0.24) : lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
     for (const i of L.rows) {
       const p = i === BONUS ? s.a.at(-1) : s.p[i];
       if (p < 0 || !(p in L.x)) continue;
@@ -454,7 +457,7 @@ function mountStage(root, options) {
       else if (i === 0) { fill = ink.ink; stroke = ink.ink; color = ink.surface; weight = 600; }
       else if (ghost) {
         const b = s.e[i] ? beamed(i) : 0;
-        alpha *= mix(mix(0.75, 0.6, 1 - b), 0.5, f.rerank); color = ink.sub;
+        alpha *= mix(mix(0.8, 0.65, 1 - b), 0.62, f.rerank); color = ink.sub;
         stroke = b > 0.5 && f.rerank < 0.5 ? ink["draft-line"] : ink.ghost; if (f.rerank > 0.5) dash = [2, 3];
       } else {
         const kept = s.p.length > s.nodes ? f.rerank : 1;
@@ -464,7 +467,7 @@ function mountStage(root, options) {
         if (on > 0.3) { fill = ink.accent; stroke = ink.accent; color = ink["on-accent"]; weight = 650; if (fate === "past the stop") { fill = ink.surface; color = ink.accent; dash = [5, 3]; width = 2; } }
         else if (judged > 0.4) {
           fill = ink.surface; stroke = ink.ghost; color = ink.sub;
-          if (fate === "not the draw") strike = judged; else { dash = [2, 3]; alpha *= mix(1, 0.62, judged); }
+          if (fate === "not the draw") strike = judged; else { dash = [2, 3]; alpha *= mix(1, 0.8, judged); }
         }
       }
       alpha *= strong(i);
@@ -490,12 +493,13 @@ function mountStage(root, options) {
       const x = mix(X(0) - 20, X(L.width) + 20, f.verify);
       pen.line([[x, R.tree.y + 26], [x, R.tree.y + R.tree.h - 8]], { stroke: ink.bonus, width: 2, alpha: 0.8 * Math.sin(Math.PI * f.verify) });
     }
-    if (R.mask) drawMask(pen, s, L, R, v, f, { X, Y, lit, focus, left, mid, stands });
+    if (R.mask) drawMask(pen, s, L, R, v, f, { dream, lit, focus, left, mid, stands });
   }
 
-  function drawMask(pen, s, L, R, v, f, { lit, focus, left, mid, stands }) {
+  function drawMask(pen, s, L, R, v, f, { dream, lit, focus, left, mid, stands }) {
     const g = maskGeometry(s, R), { n, cell } = g, kept = s.a.length;
     const shown = s.p.length > n || score(s).levels ? f.mask : 1;
+    if (camera) pen.rect(R.mask.x - 6, R.mask.y - 2, R.mask.w + 12, R.mask.h + 4, 0, { fill: ink.surface });
     pen.line([[R.mask.x - 6, 16], [R.mask.x - 6, box.h - 16]].map(([x, y]) => (w640() ? [y === 16 ? 12 : box.w - 12, R.mask.y - 2] : [x, y])), { stroke: ink.hair, width: 1 });
     pen.text(say("mask.title"), g.x, R.mask.y + 16, { size: 12, weight: 600, fill: ink.sub, alpha: 0.35 + 0.65 * shown });
     pen.text(say("mask.axes"), g.x, R.mask.y + 29, { size: 10, fill: ink.sub, alpha: 0.3 + 0.6 * shown });
@@ -508,7 +512,7 @@ function mountStage(root, options) {
     for (let i = 0; i < n; i++) {
       const arrive = out(shown * 1.9 - 0.9 * (i / n) - 0), a = rowAlpha(i);
       if (arrive <= 0 || a <= 0) continue;
-      const y = rowY(i), on = stands(i) > 0.3, dim = lit && focus !== i ? (focus < n && focus >= 0 ? 0.45 : 1) : 1;
+      const y = rowY(i), on = stands(i) > 0.3, dim = dream ? (dream.kept.has(i) ? 1 : 0.18) : lit && focus !== i ? (focus < n && focus >= 0 ? 0.45 : 1) : 1;
       if (focus === i) pen.rect(g.x - g.label - 4, y, g.side + g.label + 4, Math.max(cell, 2), 2, { fill: ink.accent, alpha: 0.14 });
       for (let j = i; j >= 0; j = s.p[j]) {
         const colX = order.has(j) && order.has(i) ? mix(j, order.get(j), ease(f.commit)) : j;
@@ -880,7 +884,7 @@ function mountStage(root, options) {
     const s = step(), L = layout(s), i = chosen ?? 0, visibleKids = (j) => (j >= 0 ? s.kids[j].filter((c) => c in L.x).sort((a, b) => L.y[a] - L.y[b]) : []);
     if (key === "ArrowLeft") return i === BONUS ? s.a.at(-1) : Math.max(0, s.p[i]);
     if (key === "ArrowRight") return visibleKids(i)[0] ?? (i === s.a.at(-1) ? BONUS : i);
-    const column = L.rows.filter((j) => L.x[j] === L.x[i]).sort((a, b) => L.y[a] - L.y[b]), c = column.indexOf(i) + (key === "ArrowDown" ? 1 : -1);
+    const column = L.rows.filter((j) => L.col[j] === L.col[i]).sort((a, b) => L.y[a] - L.y[b]), c = column.indexOf(i) + (key === "ArrowDown" ? 1 : -1);
     return column[Math.max(0, Math.min(column.length - 1, c))];
   }
   document.addEventListener("keydown", (e) => {

@@ -1,0 +1,545 @@
+"""Behind the page: the models, the line before them, the visitors and what each one sees. No widgets, no gradio.
+
+    visitor ──► Playground.answer ──► Line ──► Models ──► engine thread ──► batches ──► messages for the stage
+
+A `Visit` is one visitor's conversation and the runs on their page. One visitor at a time has the models; the others
+wait in a `Line` and see how many are before them. The engine runs on its own thread and never waits for a page:
+events are collected and handed on at most every `BEAT` seconds. Leaving an iterator stops the work behind it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import queue
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle_core.errors import EagleError, InvalidRequest
+from eagle_core.events import Event, dump, load_trace
+from eagle_core.metrics import METRICS, Run
+from eagle_core.pairs import DEFAULT
+from viz.export import numbers_csv, replay, trace
+from viz.stage import Teller, message
+from viz.verdict import beside
+from viz.words import say
+
+if TYPE_CHECKING:
+    from eagle_core import Pair
+
+__all__ = ["BEAT", "MAX_TRACE", "Line", "Models", "Playground", "Recording", "Shelf", "Visit", "batches"]
+
+TRACES = Path(__file__).parent / "assets" / "traces"
+MAX_TRACE = 32 << 20
+"""Characters of an uploaded trace."""
+
+BEAT = 0.05
+"""Seconds between two messages at least: what a browser can take without falling behind."""
+
+
+@dataclass
+class Shown:
+    """One answer on a page: its events, the reference run beside it, and the verdict."""
+
+    teller: Teller
+    ask: str | None = None
+    plain: Teller | None = None
+    verdict: dict[str, Any] | None = None
+
+    @property
+    def run(self) -> Run:
+        return Run.collect(self.teller.events)
+
+
+@dataclass
+class Visit:
+    """One visitor: the conversation, what the page shows of it, and the handle that stops the answer under way.
+
+    `key` is what the stage shows for itself when it asks the server for something: gradio tells a component's own
+    functions nothing of the session they are called from.
+    """
+
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    talk: list[dict[str, str]] = field(default_factory=list)
+    shown: dict[str, Shown] = field(default_factory=dict)
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+    def start_over(self) -> None:
+        self.cancel.set()
+        self.talk, self.shown = [], {}
+
+
+class Line:
+    """Who waits for the models, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[object] = deque()
+        self._moved = threading.Condition()
+
+    @contextmanager
+    def ticket(self) -> Iterator[object]:
+        """A place in the line, given up when the block is left, however that happens."""
+        mine = object()
+        with self._moved:
+            self._waiting.append(mine)
+        try:
+            yield mine
+        finally:
+            with self._moved:
+                self._waiting.remove(mine)
+                self._moved.notify_all()
+
+    def ahead(self, mine: object, timeout: float) -> int:
+        """How many are before this ticket, after something changed or the time is over."""
+        with self._moved:
+            if self._waiting.index(mine):
+                self._moved.wait(timeout)
+            return self._waiting.index(mine)
+
+
+class Models:
+    """The pair, loaded when it is first needed."""
+
+    def __init__(self, target: str | None, drafter: str | None) -> None:
+        self._names = target, drafter
+        self._pair: Pair | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def loaded(self) -> bool:
+        return self._pair is not None
+
+    def pair(self) -> Pair:
+        with self._lock:
+            if self._pair is None:
+                from eagle_core import load_pair
+
+                self._pair = load_pair(*self._names)
+            return self._pair
+
+    def look(self, target: str, drafter: str, language: str) -> Iterator[str]:
+        """What a pair is and needs, read from its files without loading weights into memory; lines of text."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from eagle_core.checkpoints import inspect
+        from eagle_core.pairs import target_config
+
+        config = target_config(target or None)
+        text = config.get_text_config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+        size = sum(p.numel() for p in model.parameters())
+        dtype = config.dtype if torch.cuda.is_available() and config.dtype else torch.float32
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        yield say(
+            language, "models.memory", name=target or config.name_or_path, parameters=round(size / 1e6),
+            weights=round(size * dtype.itemsize / 1e6), dtype=str(dtype).removeprefix("torch."),
+            kv=round(2 * text.num_hidden_layers * heads * width * dtype.itemsize / 1e3, 1), context=text.max_position_embeddings,
+        )  # fmt: skip
+        if drafter:
+            facts = inspect(drafter, config)
+            yield from (f"{key}: {value}" for key, value in facts.items() if value not in (None, [], {}))
+
+    def load(self, target: str, drafter: str) -> Pair:
+        """Take another pair into use; what was there stays if it cannot be loaded."""
+        from eagle_core import load_pair
+
+        pair = load_pair(target or None, drafter or None)
+        with self._lock:
+            self._pair = pair
+        return pair
+
+
+_DONE = object()
+
+
+def batches(events: Iterator[Event], cancel: threading.Event) -> Iterator[list[Event]]:
+    """The events as they come, a list every `BEAT` at most. The engine runs on its own thread and never waits for the
+    page; leaving this iterator early stops it and waits for its last forward."""
+    box: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def produce() -> None:
+        try:
+            for event in events:
+                box.put(event)
+            box.put(_DONE)
+        except BaseException as e:  # handed over whole, and raised again on the consumer's side
+            box.put(e)
+
+    engine = threading.Thread(target=produce, daemon=True, name="engine")
+    engine.start()
+    try:
+        while True:
+            batch = [box.get()]
+            pause = threading.Event()
+            pause.wait(BEAT)
+            while not box.empty():
+                batch.append(box.get())
+            last = batch[-1]
+            if last is _DONE or isinstance(last, BaseException):
+                batch.pop()
+            if batch:
+                yield batch
+            if isinstance(last, BaseException):
+                raise last
+            if last is _DONE:
+                return
+    except BaseException:
+        cancel.set()
+        raise
+    finally:
+        engine.join()
+
+
+class Playground:
+    """What the handlers share: the models, the line before them, the visitors, the recordings."""
+
+    def __init__(self, models: Models, shelf: Shelf, opening: Recording | None) -> None:
+        self.models, self.shelf, self.opening = models, shelf, opening
+        self.line = Line()
+        self._visits: dict[str, Visit] = {}
+
+    def visit(self, session: str) -> Visit:
+        """The visit of a browser session; a new one sees the opening recording."""
+        if session not in self._visits:
+            visit = self._visits[session] = Visit()
+            if self.opening:
+                visit.shown[self.opening.name] = self.opening.shown()
+        return self._visits[session]
+
+    def _holder(self, key: object) -> Visit | None:
+        return next((visit for visit in self._visits.values() if visit.key == key), None)
+
+    def leave(self, session: str) -> None:
+        """A visitor closed the page: whatever was running for them stops."""
+        if visit := self._visits.pop(session, None):
+            visit.cancel.set()
+
+    def stop(self, session: str) -> str:
+        self.visit(session).cancel.set()
+        return message(note={"key": "status.stopping"})
+
+    def fresh(self, session: str) -> str:
+        self.visit(session).start_over()
+        return message(clear=True)
+
+    def play(self, visit: Visit, recording: Recording, at: dict[str, Any] | None = None) -> str:
+        """Put a recording on stage, in place of whatever was there."""
+        visit.start_over()
+        visit.shown[recording.name] = shown = recording.shown()
+        return shown.teller.recall(recording.told, clear=True, at=at, visit=visit.key)
+
+    def answer(self, visit: Visit, text: str, *, race: bool, system: str | None, **wish: Any) -> Iterator[str]:
+        """Messages for the stage while one prompt is answered, and checked if `race`."""
+        cancel = visit.cancel = threading.Event()
+        with self.line.ticket() as ticket:
+            while n := self.line.ahead(ticket, 1.0):
+                if cancel.is_set():
+                    yield message(note={"key": "status.cancelled"})
+                    return
+                yield message(note={"key": "status.queue", "n": n})
+            if not self.models.loaded:
+                yield message(note={"key": "status.loading"})
+            try:
+                yield from self._answer(self.models.pair(), visit, cancel, text, race, system, wish)
+            except EagleError as e:
+                yield message(note={"key": "status.error", "text": str(e)})
+
+    def _answer(
+        self,
+        pair: Pair,
+        visit: Visit,
+        cancel: threading.Event,
+        text: str,
+        race: bool,
+        system: str | None,
+        wish: dict[str, Any],
+    ) -> Iterator[str]:
+        from eagle_core import Sampling, TreeSettings
+        from eagle_core.compare import Verdict, judge
+
+        method, most = wish["method"], wish["max_new_tokens"]
+        if why := pair.why_not(method):
+            yield message(note={"key": "status.error", "text": why})
+            return
+        sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], wish["seed"])
+        tree = _paths(wish["static_tree"]) if method == "eagle1" else None
+        settings = TreeSettings(
+            wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"], tree
+        )
+        asked = [*visit.talk, {"role": "user", "content": text}]
+        request: dict[str, Any] = {"sampling": sampling, "settings": settings, "max_new_tokens": most, "cancel": cancel}
+        name = uuid.uuid4().hex[:8]
+
+        events = pair.generate(asked, method=method, system=system, **request)
+        if not visit.talk:  # the first message takes the place of the recording
+            visit.shown = {}
+            yield message(clear=True, note={"key": "status.prefill"})
+        shown = visit.shown[name] = Shown(Teller(name, ask=text), text)
+        yield shown.teller.tell([], note={"key": "status.prefill"})
+        for batch in batches(events, cancel):
+            yield shown.teller.tell(batch)
+        ours = shown.run
+        visit.talk = [*asked, {"role": "assistant", "content": ours.text}]
+        if not race or method == "vanilla" or cancel.is_set() or not ours.starts:
+            return
+
+        yield message(note={"key": "status.plain"})
+        plain = shown.plain = Teller(f"{name}.plain", role="plain", of=name)
+        for batch in batches(pair.generate(ours.starts[0].prompt_ids, method="vanilla", **request), cancel):
+            yield plain.tell(batch)
+        if cancel.is_set():
+            shown.plain = None
+            yield message(note=None)
+            return
+        theirs = Run.collect(plain.events)
+        if pair.drafter(method).rule == "ratio" and not sampling.greedy:
+            found = Verdict(None)  # ids cannot tell
+        else:
+            found = judge(pair.target, ours.starts[0].prompt_ids, ours.ids, theirs.ids, sampling)
+        shown.verdict = beside(ours, theirs, found)
+        yield shown.teller.tell([], verdict=shown.verdict)
+
+    def stream(self, prompt: str, method: str, most: int, temperature: float, seed: int, *tree: int) -> Iterator[str]:
+        """The events of one answer as JSON lines, for programs. A program that leaves stops its answer."""
+        from eagle_core import Sampling, TreeSettings
+
+        cancel = threading.Event()
+        with self.line.ticket() as ticket:
+            while self.line.ahead(ticket, 1.0):
+                pass
+            settings, sampling = TreeSettings(*tree), Sampling(temperature=temperature, seed=seed)
+            events = self.models.pair().generate(
+                prompt, method=method, sampling=sampling, settings=settings, max_new_tokens=most, cancel=cancel
+            )
+            for batch in batches(events, cancel):
+                yield from map(dump, batch)
+
+    def look(self, target: str | None, drafter: str, language: str) -> str:
+        try:
+            return "\n".join(self.models.look((target or "").strip(), drafter.strip(), language))
+        except EagleError as e:
+            return str(e)
+
+    def load(self, target: str | None, drafter: str, language: str) -> Iterator[str]:
+        target = (target or "").strip()
+        yield say(language, "models.loading", name=target or DEFAULT)
+        with self.line.ticket() as ticket:
+            while self.line.ahead(ticket, 1.0):
+                pass
+            try:
+                pair = self.models.load(target, drafter.strip())
+            except EagleError as e:
+                yield str(e)
+                return
+            ready = say(language, "models.ready", name=pair.target.name, methods=", ".join(pair.methods))
+            yield "\n".join([ready, *pair.failures])
+
+    def sweep(
+        self,
+        visit: Visit,
+        prompts: str,
+        knob: str,
+        values: str,
+        temperatures: str,
+        tokens: int,
+        method: str,
+        language: str,
+    ) -> Iterator[tuple[str, Any]]:
+        """Sentence and figure after every setting of a sweep; the models are free for others between two answers."""
+        from eagle_core import Sampling, TreeSettings
+        from viz.charts import sweep
+
+        lines = [line.strip() for line in prompts.splitlines() if line.strip()][:8]
+        try:
+            grid = [(t, v) for t in _numbers(temperatures, float) for v in _numbers(values, int)]
+        except ValueError:
+            yield say(language, "lab.bad", text=f"{values} / {temperatures}"), None
+            return
+        cancel = visit.cancel = threading.Event()
+        rows: list[dict[str, float]] = []
+        yield say(language, "status.loading"), None
+        for done, (t, value) in enumerate(grid):
+            yield (
+                say(
+                    language,
+                    "lab.progress",
+                    done=done,
+                    all=len(grid),
+                    knob=say(language, knob),
+                    value=value,
+                    t=f"{t:g}",
+                ),
+                None,
+            )
+            runs = []
+            try:
+                settings = TreeSettings(**{knob: value})
+                # The first answer of all only warms up: caches, threads, the drafter's own first forward.
+                for line in [*lines[: not done], *lines]:
+                    with self.line.ticket() as ticket:
+                        while self.line.ahead(ticket, 0.5) and not cancel.is_set():
+                            pass
+                        if cancel.is_set():
+                            break
+                        events = self.models.pair().generate(
+                            line, method=method, sampling=Sampling(temperature=t), settings=settings, max_new_tokens=tokens,
+                            cancel=cancel, record=False,
+                        )  # fmt: skip
+                        runs.append(Run.collect(event for batch in batches(events, cancel) for event in batch))
+                runs = runs[-len(lines) :]
+            except EagleError as e:
+                yield str(e), None
+                return
+            if cancel.is_set():
+                break
+            pooled = Run.pool(runs)
+            names = ("tau", "tokens_per_second", "step_ms")
+            rows.append({"temperature": t, "value": value} | {n: METRICS[n].of(pooled) or 0.0 for n in names})  # type: ignore[dict-item]
+            yield None, sweep(rows, knob, language)
+        yield "\n".join(_best(rows, knob, language)), None
+
+    # What the stage asks for by itself. Everything a browser sends is checked.
+
+    def keep(self, asked: list[Any]) -> dict[str, str]:
+        """A file of what is on stage: [key of the visit, kind, name of the run, index of the step]."""
+        key, kind, name, index = (*asked, None, None, None, None)[:4]
+        visit = self._holder(key)
+        shown = visit.shown.get(str(name)) if visit else None
+        steps = shown.run.steps if shown else ()
+        if shown is None or not isinstance(index, int) or not 0 <= index < len(steps):
+            return {"error": "this run is no longer on the server; record it again"}
+        events, method = shown.teller.events, shown.run.starts[0].method
+        if kind == "trace":
+            return {"name": f"eagle-{method}-{name}.jsonl", "type": "application/x-ndjson", "text": trace(events)}
+        if kind == "replay":
+            page = replay(events, ask=shown.ask, verdict=shown.verdict)
+            return {"name": f"eagle-{method}-{name}.html", "type": "text/html", "text": page}
+        if kind == "csv":
+            return {"name": f"eagle-{method}-{name}.csv", "type": "text/csv", "text": numbers_csv(events)}
+        if kind == "graphml":
+            from viz.graph import graphml
+
+            return {
+                "name": f"eagle-{method}-{name}-step{index + 1}.graphml",
+                "type": "application/xml",
+                "text": graphml(steps[index]),
+            }
+        return {"error": f"there is nothing of the kind {str(kind)[:40]!r} to keep"}
+
+    def open_trace(self, asked: list[Any]) -> dict[str, str]:
+        """A visitor's own trace, [key of the visit, file name, text]: on stage, or why not, and then nothing changes."""
+        key, name, text = (*asked, None, None, None)[:3]
+        visit = self._holder(key)
+        if visit is None or not isinstance(name, str) or not isinstance(text, str):
+            return {"error": "this page is no longer known to the server; load it again"}
+        if len(text) > MAX_TRACE:
+            return {"error": f"this trace has {len(text) >> 20} MB, more than {MAX_TRACE >> 20}"}
+        try:
+            recording = Recording.of(f"{Path(name).stem[:40]}-{uuid.uuid4().hex[:6]}", load_trace(text.split("\n")))
+        except EagleError as e:
+            return {"error": str(e)}
+        if len(recording.events) < 2:
+            return {"error": "this trace holds no step"}
+        return {"message": self.play(visit, recording)}
+
+    def charts(self, session: str, language: str) -> list[Any]:
+        """Figures of the last answer on the page."""
+        from viz.charts import figures
+
+        shown = next(reversed(self.visit(session).shown.values()), None)
+        run = shown.run if shown else Run()
+        plain = Run.collect(shown.plain.events) if shown and shown.plain else None
+        return list(figures(run, plain, language).values())
+
+
+def _paths(text: str) -> tuple[tuple[int, ...], ...] | None:
+    """EAGLE-1's tree as the visitor wrote it; None for the reference's own."""
+    if not text.strip():
+        return None
+    try:
+        return tuple(tuple(path) for path in json.loads(text))
+    except (ValueError, TypeError) as e:
+        raise InvalidRequest(f"the static tree is no JSON list of rank paths such as [[0],[1],[0,0]] ({e})") from None
+
+
+def _numbers(text: str, kind: type) -> list[Any]:
+    return [kind(part) for part in text.replace(",", " ").split()][:24]
+
+
+def _best(rows: list[dict[str, float]], knob: str, language: str) -> Iterator[str]:
+    """For each temperature: which value was fastest, and why the largest τ need not be."""
+    for t in sorted({r["temperature"] for r in rows}):
+        mine = [r for r in rows if r["temperature"] == t]
+        best, most = max(mine, key=lambda r: r["tokens_per_second"]), max(mine, key=lambda r: r["tau"])
+        yield say(
+            language, "lab.same" if best is most else "lab.best", t=f"{t:g}", knob=say(language, knob), value=best["value"],
+            tps=f"{best['tokens_per_second']:.1f}", tau=f"{best['tau']:.2f}", most=f"{most['tau']:.2f}", at=most["value"],
+            ms=f"{most['step_ms']:.0f}", best_ms=f"{best['step_ms']:.0f}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run and what the stage is told of it, computed once."""
+
+    name: str
+    events: list[Event]
+    told: list[dict[str, Any]]
+    ask: str | None = None
+    title: str | None = None
+
+    @classmethod
+    def of(cls, name: str, events: Iterable[Event], ask: str | None = None, title: str | None = None) -> Recording:
+        teller = Teller(name, ask=ask, title=title)
+        told = json.loads(teller.tell(events))["events"]
+        return cls(name, teller.events, told, ask, title)
+
+    def shown(self) -> Shown:
+        teller = Teller(self.name, ask=self.ask, title=self.title)
+        teller.events.extend(self.events)
+        return Shown(teller, self.ask)
+
+    def opening(self) -> str:
+        """The message that puts it on an empty stage."""
+        return self.shown().teller.recall(self.told)
+
+
+class Shelf:
+    """The recorded runs of assets/traces, by the index there; each is read when it is first asked for."""
+
+    def __init__(self, folder: Path = TRACES) -> None:
+        index = folder / "index.json"
+        rows = json.loads(index.read_text(encoding="utf-8")) if index.exists() else []
+        self._folder = folder
+        self._rows: dict[str, dict[str, str]] = {row["name"]: row for row in rows}
+        self._read: dict[str, Recording] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __getitem__(self, name: str) -> Recording:
+        if name not in self._read:
+            row = self._rows[name]
+            with gzip.open(self._folder / row["file"], "rt", encoding="utf-8") as lines:
+                self._read[name] = Recording.of(name, load_trace(lines), row["ask"], row["title"])
+        return self._read[name]
+
+    @property
+    def titles(self) -> list[tuple[str, str]]:
+        """Titles and names, in the order of the index."""
+        return [(row["title"], name) for name, row in self._rows.items()]
+
+    def put(self, recording: Recording) -> None:
+        """Add a run that lies in no file."""
+        self._rows[recording.name] = {"title": recording.title or recording.name}
+        self._read[recording.name] = recording
