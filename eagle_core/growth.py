@@ -60,7 +60,7 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings) -> DraftT
     depth = settings.depth
     logp = expand.first()
     k = min(settings.top_k, logp.shape[-1])
-    logp, token = logp.topk(k, -1)  # [1, K]
+    logp, token = _likeliest(logp, k)  # [1, K]
     device = root.device
     levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # token, parent candidate, log-confidence, log-value
     in_beam: list[Tensor] = []
@@ -83,7 +83,7 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings) -> DraftT
             if not next_level_pays(ranked, worth.tolist(), share, costs, costs.extend_ms + (d - 1) * costs.level_ms):
                 depth = d
         if d < depth:
-            logp, token = expand.level(beam // k, tokens[beam], d).topk(k, -1)
+            logp, token = _likeliest(expand.level(beam // k, tokens[beam], d), k)
             above, above_value = made + beam, value[beam]
         made += len(rank)
         if d == depth:
@@ -113,6 +113,13 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings) -> DraftT
         depth,
         Candidates(tokens, parents, level_of, confidence, value, node),
     )
+
+
+def _likeliest(logp: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` highest of each row, and where they are. Where a head overflowed, NaN counts as impossible: it compares
+    with nothing, so a NaN child could be kept without its parent and would then be read as a child of the root."""
+    values, index = logp.topk(k, -1)
+    return values.nan_to_num(-torch.inf, neginf=-torch.inf), index
 
 
 def _ranked(score: Tensor) -> Tensor:
@@ -189,7 +196,7 @@ def grow_template(expand: Expand, root: Tensor, template: Template) -> DraftTree
         rows = [p for p in paths if len(p) == d]
         parent_row = torch.tensor([inner.index(p[:-1]) for p in rows]).to(device, non_blocking=True)
         rank = torch.tensor([p[-1] for p in rows]).to(device, non_blocking=True)
-        likeliest_logp, likeliest = logp.topk(max(p[-1] for p in rows) + 1, -1)
+        likeliest_logp, likeliest = _likeliest(logp, max(p[-1] for p in rows) + 1)
         ids = likeliest[parent_row, rank]
         p = likeliest_logp[parent_row, rank].exp()
         ids = ids if expand.to_target is None else expand.to_target[ids]

@@ -21,7 +21,9 @@ from eagle_core.cache import LiveCache
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.drafters.plain import Vanilla
 from eagle_core.engine import generate
+from eagle_core.events import dump, load
 from eagle_core.heads import POST_NORM
+from eagle_core.metrics import Run
 from eagle_core.tree import DraftTree
 from eagle_core.verify import Sampling
 from tests.adversaries import Adversary
@@ -118,6 +120,35 @@ def test_beyond_a_sliding_window_nothing_changes() -> None:
         want = greedy(target.model, prompt, 20)
         assert answer(target, Adversary(2, VOCAB, prompt + want), prompt=prompt, settings=TreeSettings(32, 6),
                       max_new_tokens=20) == want  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.needs != "nothing"])
+def test_a_drafter_that_overflows_costs_only_speed(method: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of NaN, as half precision gives them, may neither hang a node on the wrong parent nor reach an event."""
+    target = tiny_target()
+    drafter = drafter_for(method, target)
+    dice = torch.Generator().manual_seed(5)
+
+    def spoiled(logits: torch.Tensor) -> torch.Tensor:
+        return logits.masked_fill(torch.rand(len(logits), 1, generator=dice) < share, torch.nan)
+
+    if METHODS[method].needs == "draft model":
+        plain = drafter.draft.forward
+
+        def forward(*how: Any) -> Any:
+            logits, features = plain(*how)
+            return spoiled(logits), features
+
+        monkeypatch.setattr(drafter.draft, "forward", forward)
+    else:
+        monkeypatch.setattr(drafter.head, "logits", lambda read, plain=drafter.head.logits: spoiled(plain(read)))
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature, seed=3)
+        events = list(generate(target, drafter, PROMPT, method=method, max_new_tokens=COUNT, sampling=sampling))
+        assert [load(dump(event)) for event in events] == events
+        if method in SEEDED or not temperature:
+            assert Run.collect(events).ids == answer(target, Vanilla(), sampling=sampling)
 
 
 class Fault:

@@ -65,7 +65,7 @@ class Chain(Drafter):
         for d in range(room):
             if d:
                 logits, _ = session.prefill(tokens[-1])
-            logits = logits[:, : self._vocab]
+            logits = logits[:, : self._vocab].nan_to_num(0.0, 0.0, -1e30)  # an overflow may only cost speed
             q = processed(logits, self._sampling) if self._keeps_proposal else logits.softmax(-1)
             token = logits.argmax(-1)
             if self._keeps_proposal:
