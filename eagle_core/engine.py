@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from eagle_core.drafters import METHODS, Drafter, Feedback, TreeSettings
-from eagle_core.errors import EngineBusy, InvalidRequest
+from eagle_core.errors import EngineBusy, InvalidRequest, NotFinite
 from eagle_core.events import Candidate, Choice, Event, Finish, Node, Start, Step
 from eagle_core.target import Session, Target
 from eagle_core.text import Labels, TextStream
@@ -79,6 +79,7 @@ def generate(
     Raises:
         InvalidRequest: an argument cannot be honoured; nothing was run.
         EngineBusy: from the first `next`, while another answer is being generated on this target.
+        NotFinite: from any `next`, where the target computed NaN or infinity.
     """
     if unknown:
         raise InvalidRequest(
@@ -232,6 +233,7 @@ class _Answer:
         if len(features) < len(self.prompt):
             return None, features
         choice, probs = draws(logits, root_tree(tokens[-1:]), len(self.prompt) - 1, self.sampling, self.noise, 0)
+        self._check_finite(bool(_drawn(logits, choice, probs).isfinite()), len(self.prompt) - 1)
         token = int(choice)
         p = 1.0 if probs is None else float(probs[0, token])
         self.prefill_ms = (time.perf_counter() - began) * 1e3
@@ -264,6 +266,7 @@ class _Answer:
         choices, probs = rule(logits, tree, position, self.sampling, self.noise, settings.depth)
         alive = walk(tree, choices)
         host = _Packed(self._told(tree, logits, choices, probs, alive))
+        self._check_finite(all(host.ints("finite")), position)
 
         path = [i for i, lives in enumerate(host.ints("alive")) if lives]
         draw, token = host.ints("draw"), host.ints("token")
@@ -289,6 +292,17 @@ class _Answer:
         self.steps += 1
         return step, feedback, reason
 
+    def _check_finite(self, finite: bool, position: int) -> None:
+        if not finite:
+            raise NotFinite(
+                f"{self.target.name} computed NaN or infinity at token {position + 1} in {self._dtype}, so nothing can"
+                " be drawn; its weights are damaged, or it needs a wider dtype: try float32"
+            )
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.target.dtype).removeprefix("torch.")
+
     def _take(self, token: int) -> str | None:
         """Add a token to the answer; the reason to stop right after it, if there is one."""
         self.ids.append(token)
@@ -311,7 +325,7 @@ class _Answer:
             draw_p = torch.ones_like(target_p)
         else:
             target_p = probs[parents, tree.tokens]
-            draw_p = probs.gather(1, choices[:, None])
+            draw_p = _drawn(logits, choices, probs)
         last = (alive * torch.arange(len(tree), device=alive.device)).argmax()
         top = logits.index_select(0, last[None])[0].softmax(-1).topk(min(_TOP, logits.shape[-1]))
         told = {
@@ -319,6 +333,7 @@ class _Answer:
             "alive": alive,
             "draw": choices,
             "draw_p": draw_p,
+            "finite": _drawn(logits, choices, probs).isfinite(),
             "top": top.indices,
             "top_p": top.values,
         }
@@ -450,7 +465,7 @@ class _Answer:
             text=self.stream.take(),
             prefill_ms=self.prefill_ms,
             device=target.device.type,
-            dtype=str(target.dtype).removeprefix("torch."),
+            dtype=self._dtype,
             attention=target.attention,
             threads=torch.get_num_threads(),
             versions=_versions(),
@@ -469,6 +484,11 @@ class _Answer:
             timing={"prefill_ms": self.prefill_ms, **self.totals},
             note=self.note,
         )
+
+
+def _drawn(logits: Tensor, choices: Tensor, probs: Tensor | None) -> Tensor:
+    """[N, 1], what won each draw: NaN or infinite exactly where its row holds such, as both win an argmax."""
+    return (logits if probs is None else probs).gather(1, choices[:, None])
 
 
 def _plain(settings: TreeSettings) -> dict[str, Any]:

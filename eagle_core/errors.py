@@ -7,6 +7,7 @@ that say what was wrong, what was found, and what to do. Mistakes of a programme
     ├── InvalidRequest      a setting or a prompt that cannot be honoured
     ├── EngineBusy          a second answer was asked of an engine that is still giving one
     ├── UnsupportedTarget   a model that cannot verify a tree
+    ├── NotFinite           a target that computed NaN or infinity
     ├── CheckpointError     a drafter's files: missing, damaged, contradictory, or of another kind
     ├── PairMismatch        a sound drafter that belongs to another target
     ├── ModelNotFound       weights that are neither in the cache nor reachable
@@ -22,6 +23,7 @@ __all__ = [
     "EngineBusy",
     "InvalidRequest",
     "ModelNotFound",
+    "NotFinite",
     "PairMismatch",
     "TraceError",
     "TrainingError",
@@ -43,6 +45,10 @@ class EngineBusy(EagleError):
 
 class UnsupportedTarget(EagleError):
     """A model that cannot verify a draft tree; raised before any forward."""
+
+
+class NotFinite(EagleError):
+    """The target computed NaN or infinity, so no token can be drawn; the answer ends with what was told before."""
 
 
 class CheckpointError(EagleError):

@@ -23,7 +23,6 @@ Sources: Leviathan et al. 2023 (Algorithm 1), EAGLE §4.3; the order of processo
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,8 +49,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
-            raise InvalidRequest(f"temperature is {self.temperature}; choose 0 (greedy) to 100")
+        if self.temperature != 0 and not 1e-6 <= self.temperature <= 100:  # logits over less may overflow
+            raise InvalidRequest(f"temperature is {self.temperature}; choose 0 (greedy), or 1e-6 to 100")
         if self.top_k < 0:
             raise InvalidRequest(f"top-k sampling is {self.top_k}; choose 0 (off) or a number of tokens to keep")
         if not 0 <= self.top_p <= 1:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eagle_core.drafters import METHODS, Drafter, Feedback, TreeSettings
 from eagle_core.drafters.plain import Vanilla
 from eagle_core.engine import generate
-from eagle_core.errors import EngineBusy, InvalidRequest
+from eagle_core.errors import EngineBusy, InvalidRequest, NotFinite
 from eagle_core.events import dump, load, load_trace
 from eagle_core.target import Target
 from eagle_core.verify import Sampling
@@ -168,6 +168,45 @@ def test_an_exception_in_any_forward_leaves_the_engine_ready(method: str, where:
                 run(target, drafter, method=method, max_new_tokens=12)
         assert not target.lock.locked()
         assert ids_of(run(target, drafter, method=method, max_new_tokens=12)) == want
+
+
+def overflowing(left: list[int], plain: Any, where: Any, bad: float) -> Any:
+    """`plain`, the last row of whose logits is spoiled once it has been called `left` times."""
+
+    def forward(*how: Any) -> Any:
+        logits, features = plain(*how)
+        left[0] -= 1
+        if left[0] < 0:
+            logits[-1, where] = bad
+        return logits, features
+
+    return forward
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("one", [True, False])
+def test_a_target_that_overflows_is_told_and_never_drawn_from(
+    method: str, bad: float, one: bool, monkeypatch: Any
+) -> None:
+    """One value of a row (only −inf may stand alone), or all of them; in the prefill or later; greedy and sampled."""
+    if one and bad == -torch.inf:
+        return
+    target = fresh()
+    drafter = drafter_for(method, target)
+    for temperature in (0.0, 1.0):
+        for good in (0, 2):
+            events: list[Any] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(target, "forward", overflowing([good], target.forward, 7 if one else slice(None), bad))
+                with pytest.raises(NotFinite, match="float32"):
+                    for event in generate(
+                        target, drafter, PROMPT, method=method, sampling=Sampling(temperature, top_p=0.9)
+                    ):
+                        events.append(event)
+            assert len(events) == good and not target.lock.locked()
+            assert all(load(dump(event)) == event for event in events)
+            run(target, drafter, method=method, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("method", METHODS)

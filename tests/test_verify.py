@@ -247,8 +247,17 @@ def test_greedy_is_one_hot_at_the_lowest_tied_id() -> None:
     assert draws(wide, tree_of([0], [-1]), 0, Sampling(), Noise(0, torch.device("cpu")), 0)[0].item() == 777
 
 
+@pytest.mark.parametrize("top_p", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("temperature", [1e-6, 100.0])
+def test_the_extreme_temperatures_still_give_distributions(temperature: float, top_p: float) -> None:
+    logits = torch.tensor([[1e4, 1e4, -1e4, 0.0], [-3e4, -3e4, -torch.inf, -3e4]])
+    probs = processed(logits, Sampling(temperature, top_p=top_p, min_p=0.1))
+    torch.testing.assert_close(probs.sum(1), torch.ones(2))
+
+
 @pytest.mark.parametrize("field,value", [
-    ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -1), ("top_p", 1.01),
+    ("temperature", -0.1), ("temperature", 1e-40), ("temperature", float("nan")), ("temperature", float("inf")),
+    ("top_k", -1), ("top_p", 1.01),
     ("top_p", -0.1), ("top_p", float("nan")), ("min_p", 2.0), ("seed", -1), ("seed", 1 << 63),
 ])  # fmt: skip
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
