@@ -257,11 +257,11 @@ def with_states(text: tuple[Target, Corpus], tmp_path: Path) -> tuple[Target, Co
 def test_training_learns_and_ships_a_head_that_loads(method: str, text: tuple[Target, Corpus], tmp_path: Path) -> None:
     target, corpus = with_states(text, tmp_path)
     out = tmp_path / "run"
-    result = train(recipe(method, updates=60, evaluate_every=30, chain=2), target, [corpus], out)
+    result = train(recipe(method, updates=60, evaluate_every=30, first_chain=2, chain=2), target, [corpus], out)
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     held = [line["held_out"] for line in lines if "held_out" in line]
     learn = [line for line in lines if "loss" in line]
-    assert learn[-1]["token_loss"] < learn[0]["token_loss"]
+    assert learn[-1]["loss"] < learn[0]["loss"]
     assert len(held) == 3 and held[-1]["predictions"] > 30
     assert held[-1] == {k: result[k] for k in held[-1]}
     assert (out / "curve.png").read_bytes()[:4] == b"\x89PNG"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from eagle_core.errors import TrainingError
 from eagle_core.heads import POST_NORM, EagleHead, default_capture
-from eagle_core.training.initial import draft_vocabulary, initial_head
+from eagle_core.training.initial import draft_vocabulary, initial_head, regress
 from eagle_core.training.losses import Batch, Objective, ahead, chain_steps
 from eagle_core.training.muon import Muon
 from eagle_core.training.store import Corpus, disk_errors, replace_file
@@ -198,6 +198,9 @@ class Run:
         self.started_from = str(start_from) if start_from else ""
         if start_from is not None and saved is None:
             inherit(self.head, start_from, target)
+        elif saved is None:
+            some = [key for key in self.library.split()[0] if self.library.length(key) > 3][:200]
+            regress(self.head, (self.library.batch([key], 1).to(target.device) for key in some))
         row_of = torch.full((target.vocab_size,), -1)
         row_of[ids] = torch.arange(len(ids))
         where = ids.to(target.device)

@@ -42,7 +42,7 @@ METHODS = {"eagle1": "eagle1", "eagle2": "eagle1", "eagle3": "eagle3"}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Every setting of a run. The defaults are those the shipped heads were trained with.
+    """Every setting of a run.
 
     method            eagle1 | eagle2 | eagle3
     updates, hours    how long: a number of optimizer updates, or a time; one of the two
@@ -77,10 +77,10 @@ class Recipe:
     token_weight: float = 0.1
     feature_noise: float = 0.1
     everywhere: bool = True
-    matrix_rate: float = 0.02
+    matrix_rate: float = 0.004
     rate: float = 1e-3
-    head_rate: float = 1e-3
-    cooldown: float = 0.3
+    head_rate: float = 2e-5
+    cooldown: float = 1.0
     muon_iterations: int = 5
     muon_block: int = 192
     clip: float = 0.0
