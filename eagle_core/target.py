@@ -60,7 +60,7 @@ class Target:
         name: what to call it on screens and in traces.
 
     Attributes:
-        context: tokens the model can hold, prompt and answer together.
+        context: tokens the model can hold, prompt and answer together; with LongRoPE, those of its short factors.
         eos_ids: every id that ends an answer, from the generation config.
         not_applied: what the generation config asks for beyond temperature, top-k, top-p and min-p; the engine does not
             apply it, and events say so.
@@ -93,7 +93,7 @@ class Target:
             for name, neutral in _NEUTRAL.items()
             if (value := getattr(ends, name, None)) is not None and value not in neutral
         }
-        self.context: int = getattr(self.config, "max_position_embeddings", None) or 1 << 20
+        self.context: int = _context(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -315,6 +315,17 @@ def _layer_kinds(model: Any, config: Any) -> tuple[str, ...]:
             f"{name} takes positions from the order of rows (ALiBi), so siblings of a tree cannot share one"
         )
     return tuple(dict.fromkeys(kinds))
+
+
+def _context(config: Any) -> int:
+    """Tokens a model can hold. LongRoPE ends where its short factors do: one position beyond, and every row of a
+    forward is rotated by the long factors, so a deep draft would change how its neighbours are read."""
+    context = getattr(config, "max_position_embeddings", None) or 1 << 20
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):  # for all layers, or each kind
+        if part.get("rope_type") == "longrope":
+            context = min(context, part.get("original_max_position_embeddings") or context)
+    return int(context)
 
 
 def _decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:

@@ -7,6 +7,7 @@ seed. The last tests break the engine on purpose: each fault must be caught by t
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from eagle_core.engine import generate
 from eagle_core.events import dump, load
 from eagle_core.heads import POST_NORM
 from eagle_core.metrics import Run
+from eagle_core.target import Target
 from eagle_core.tree import DraftTree
 from eagle_core.verify import Sampling
 from tests.adversaries import Adversary
@@ -120,6 +122,28 @@ def test_beyond_a_sliding_window_nothing_changes() -> None:
         want = greedy(target.model, prompt, 20)
         assert answer(target, Adversary(2, VOCAB, prompt + want), prompt=prompt, settings=TreeSettings(32, 6),
                       max_new_tokens=20) == want  # fmt: skip
+
+
+def test_longrope_ends_where_its_frequencies_would_change() -> None:
+    """One forward uses one set of frequencies, chosen by its last position: a deep draft must not change that."""
+    from transformers import AutoModelForCausalLM
+
+    config = deepcopy(tiny_target().config)
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 16.0, 3.0], "factor": 8.0}
+    config.rope_parameters = {"rope_theta": 1e4, "original_max_position_embeddings": 32, **rope}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+
+    def faults(target: Target) -> int:
+        want = answer(target, Vanilla(), max_new_tokens=40)
+        trees = [Adversary(seed, VOCAB, PROMPT + want) for seed in range(6)]
+        return sum(answer(target, tree, settings=TreeSettings(20, 6), max_new_tokens=40) != want for tree in trees)
+
+    target = Target(model, name="long")
+    assert target.context == 32 and faults(target) == 0
+    assert answer(target, Vanilla(), max_new_tokens=40) == greedy(model, PROMPT, 32 - len(PROMPT))
+    target.context = 256
+    assert faults(target), "this model would not notice"
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
