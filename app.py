@@ -94,7 +94,8 @@ main.fillable { padding: 14px 22px 8px !important; }
 .form { background: transparent !important; border: 0 !important; gap: 12px; box-shadow: none !important; }
 .sidebar .block { overflow: visible; } .sidebar input[type=number] { max-width: 64px; }
 .sidebar .head { align-items: center; } .sidebar .reset-button { min-width: 24px; }
-#brand h1 { font-size: 19px; font-weight: 650; margin: 0; letter-spacing: -.01em; } #brand p { color: var(--body-text-color-subdued); font-size: 13px; margin: 2px 0 6px; }
+#brand h1 { font-size: 19px; font-weight: 650; margin: 0; letter-spacing: -.01em; }
+#brand p { color: var(--body-text-color-subdued); font-size: 13px; margin: 2px 0 6px; }
 #composer { align-items: flex-end; gap: 8px; flex-wrap: nowrap; } #composer button { height: 42px; }
 #stage { padding: 0 !important; overflow: visible; }
 @media (max-width: 760px) { main.fillable { padding: 10px 12px !important; } #composer { flex-wrap: wrap; } }
@@ -102,12 +103,17 @@ main.fillable { padding: 14px 22px 8px !important; }
 
 HEAD = """<script>
 if (innerWidth < 900) { // an open sidebar would cover a phone's page
-  const look = setInterval(() => { const b = document.querySelector(".sidebar.open .toggle-button"); if (b) { b.click(); clearInterval(look); } }, 100);
+  const look = setInterval(() => {
+    const b = document.querySelector(".sidebar.open .toggle-button");
+    if (b) { b.click(); clearInterval(look); }
+  }, 100);
   setTimeout(() => clearInterval(look), 8000);
 }
 </script>"""
 
-LAB_PROMPTS = "Why is the sky blue?\nWrite a Python function that adds two numbers.\nName three fruits and say why they are healthy."
+LAB_PROMPTS = """Why is the sky blue?
+Write a Python function that adds two numbers.
+Name three fruits and say why they are healthy."""
 
 EDITOR = '<div class="ed" role="application"></div>'
 
@@ -138,7 +144,8 @@ COPY_LINK = """(...values) => {
   const names = %s, url = new URL(location.href), state = window.stage.state;
   url.search = "";
   names.forEach((name, i) => { if (values[i] !== "" && values[i] !== null) url.searchParams.set(name, values[i]); });
-  if (state.run) { url.searchParams.set("recording", state.run); url.searchParams.set("step", state.k + 1); url.searchParams.set("phase", state.phase); }
+  const view = state.run ? { recording: state.run, step: state.k + 1, phase: state.phase } : {};
+  for (const [name, value] of Object.entries(view)) url.searchParams.set(name, value);
   url.searchParams.set("language", state.language);
   history.replaceState(null, "", url);
   navigator.clipboard?.writeText(url.href).catch(() => {});
@@ -320,9 +327,9 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                 )
 
         knobs = {
-            "method": method, "total_token": total, "depth": depth, "top_k": top_k, "temperature": temperature, "top_p": top_p,
-            "sampling_top_k": sampling_top_k, "min_p": min_p, "seed": seed, "max_new_tokens": limit, "expand_by": expand_by,
-            "rerank": rerank, "static_tree": static,
+            "method": method, "total_token": total, "depth": depth, "top_k": top_k, "temperature": temperature,
+            "top_p": top_p, "sampling_top_k": sampling_top_k, "min_p": min_p, "seed": seed, "max_new_tokens": limit,
+            "expand_by": expand_by, "rerank": rerank, "static_tree": static,
         }  # fmt: skip
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -343,17 +350,15 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             if not text:
                 yield gr.skip(), gr.skip(), gr.skip()
                 return
-            wish = dict(zip(knobs, values, strict=True))
-            yield gr.skip(), "", gr.update(interactive=True)
-            for told in ground.answer(
-                ground.visit(who(request)), text, race=race, system=system.strip() or None, **wish
-            ):
+            wish, visit = dict(zip(knobs, values, strict=True)), ground.visit(who(request))
+            yield gr.skip(), gr.skip() if visit.answering else "", gr.update(interactive=True)
+            for told in ground.answer(visit, text, race=race, system=system.strip() or None, **wish):
                 yield told, gr.skip(), gr.skip()
-            yield gr.skip(), gr.skip(), gr.update(interactive=False)
+            yield gr.skip(), gr.skip(), gr.update(interactive=not visit.idle)
 
         gr.on(
             [send.click, prompt.submit], answer, [prompt, race, system, *knobs.values()], [stage, prompt, stop],
-            concurrency_limit=None, trigger_mode="once", **quiet,
+            concurrency_limit=None, trigger_mode="multiple", **quiet,
         )  # fmt: skip
 
         def sweep(request: gr.Request, *wish: Any) -> Iterator[tuple[str, Any]]:
@@ -399,7 +404,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             out += [_read(knob, said.get(name)) for name, knob in knobs.items()]
             out.append(said["language"] if said.get("language") in LANGUAGES else gr.skip())
             name = said.get("recording", "")
-            recording = ground.shelf[name] if name in ground.shelf else ground.opening
+            recording = ground.shelf.get(name, ground.opening)
             if recording and ("recording" in said or "step" in said):
                 step = said.get("step", "1")
                 at = {

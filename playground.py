@@ -69,6 +69,12 @@ class Visit:
     talk: list[dict[str, str]] = field(default_factory=list)
     shown: dict[str, Shown] = field(default_factory=dict)
     cancel: threading.Event = field(default_factory=threading.Event)
+    answering: bool = False
+    checking: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.answering or self.checking)
 
     def start_over(self) -> None:
         self.cancel.set()
@@ -143,7 +149,8 @@ class Models:
         yield say(
             language, "models.memory", name=target or config.name_or_path, parameters=round(size / 1e6),
             weights=round(size * dtype.itemsize / 1e6), dtype=str(dtype).removeprefix("torch."),
-            kv=round(2 * text.num_hidden_layers * heads * width * dtype.itemsize / 1e3, 1), context=text.max_position_embeddings,
+            kv=round(2 * text.num_hidden_layers * heads * width * dtype.itemsize / 1e3, 1),
+            context=text.max_position_embeddings,
         )  # fmt: skip
         if drafter:
             facts = inspect(drafter, config)
@@ -240,7 +247,27 @@ class Playground:
 
     def answer(self, visit: Visit, text: str, *, race: bool, system: str | None, **wish: Any) -> Iterator[str]:
         """Messages for the stage while one prompt is answered, and checked if `race`."""
+        if visit.answering:
+            yield message(note={"key": "status.busy"})
+            return
+        visit.cancel.set()  # a check of the last answer that is still under way gives place
         cancel = visit.cancel = threading.Event()
+        visit.answering = True
+        try:
+            yield from self._in_line(visit, cancel, text, race, system, wish)
+        finally:
+            if visit.cancel is cancel:
+                visit.answering = False
+
+    def _in_line(
+        self,
+        visit: Visit,
+        cancel: threading.Event,
+        text: str,
+        race: bool,
+        system: str | None,
+        wish: dict[str, Any],
+    ) -> Iterator[str]:
         with self.line.ticket() as ticket:
             while n := self.line.ahead(ticket, 1.0):
                 if cancel.is_set():
@@ -293,21 +320,25 @@ class Playground:
         if not race or method == "vanilla" or cancel.is_set() or not ours.starts:
             return
 
-        yield message(note={"key": "status.plain"})
-        plain = shown.plain = Teller(f"{name}.plain", role="plain", of=name)
-        for batch in batches(pair.generate(ours.starts[0].prompt_ids, method="vanilla", **request), cancel):
-            yield plain.tell(batch)
-        if cancel.is_set():
-            shown.plain = None
-            yield message(note=None)
-            return
-        theirs = Run.collect(plain.events)
-        if pair.drafter(method).rule == "ratio" and not sampling.greedy:
-            found = Verdict(None)  # ids cannot tell
-        else:
-            found = judge(pair.target, ours.starts[0].prompt_ids, ours.ids, theirs.ids, sampling)
-        shown.verdict = beside(ours, theirs, found)
-        yield shown.teller.tell([], verdict=shown.verdict)
+        visit.answering, visit.checking = False, True
+        try:
+            yield message(note={"key": "status.plain"})
+            plain = shown.plain = Teller(f"{name}.plain", role="plain", of=name)
+            for batch in batches(pair.generate(ours.starts[0].prompt_ids, method="vanilla", **request), cancel):
+                yield plain.tell(batch)
+            if cancel.is_set():
+                shown.plain = None
+                yield message(note=False)
+                return
+            theirs = Run.collect(plain.events)
+            if pair.drafter(method).rule == "ratio" and not sampling.greedy:
+                found = Verdict(None)  # ids cannot tell
+            else:
+                found = judge(pair.target, ours.starts[0].prompt_ids, ours.ids, theirs.ids, sampling)
+            shown.verdict = beside(ours, theirs, found)
+            yield shown.teller.tell([], verdict=shown.verdict)
+        finally:
+            visit.checking = False
 
     def stream(self, prompt: str, method: str, most: int, temperature: float, seed: int, *tree: int) -> Iterator[str]:
         """The events of one answer as JSON lines, for programs. A program that leaves stops its answer."""
@@ -392,8 +423,8 @@ class Playground:
                         if cancel.is_set():
                             break
                         events = self.models.pair().generate(
-                            line, method=method, sampling=Sampling(temperature=t), settings=settings, max_new_tokens=tokens,
-                            cancel=cancel, record=False,
+                            line, method=method, sampling=Sampling(temperature=t), settings=settings,
+                            max_new_tokens=tokens, cancel=cancel, record=False,
                         )  # fmt: skip
                         runs.append(Run.collect(event for batch in batches(events, cancel) for event in batch))
                 runs = runs[-len(lines) :]
@@ -437,7 +468,7 @@ class Playground:
         return {"error": f"there is nothing of the kind {str(kind)[:40]!r} to keep"}
 
     def open_trace(self, asked: list[Any]) -> dict[str, str]:
-        """A visitor's own trace, [key of the visit, file name, text]: on stage, or why not, and then nothing changes."""
+        """A visitor's own trace, [key of the visit, file name, text]: on stage, or why not, and nothing changes."""
         key, name, text = (*asked, None, None, None)[:3]
         visit = self._holder(key)
         if visit is None or not isinstance(name, str) or not isinstance(text, str):
@@ -482,9 +513,9 @@ def _best(rows: list[dict[str, float]], knob: str, language: str) -> Iterator[st
         mine = [r for r in rows if r["temperature"] == t]
         best, most = max(mine, key=lambda r: r["tokens_per_second"]), max(mine, key=lambda r: r["tau"])
         yield say(
-            language, "lab.same" if best is most else "lab.best", t=f"{t:g}", knob=say(language, knob), value=best["value"],
-            tps=f"{best['tokens_per_second']:.1f}", tau=f"{best['tau']:.2f}", most=f"{most['tau']:.2f}", at=most["value"],
-            ms=f"{most['step_ms']:.0f}", best_ms=f"{best['step_ms']:.0f}",
+            language, "lab.same" if best is most else "lab.best", t=f"{t:g}", knob=say(language, knob),
+            value=best["value"], tps=f"{best['tokens_per_second']:.1f}", tau=f"{best['tau']:.2f}",
+            most=f"{most['tau']:.2f}", at=most["value"], ms=f"{most['step_ms']:.0f}", best_ms=f"{best['step_ms']:.0f}",
         )  # fmt: skip
 
 
@@ -533,6 +564,9 @@ class Shelf:
             with gzip.open(self._folder / row["file"], "rt", encoding="utf-8") as lines:
                 self._read[name] = Recording.of(name, load_trace(lines), row["ask"], row["title"])
         return self._read[name]
+
+    def get(self, name: str, otherwise: Recording | None) -> Recording | None:
+        return self[name] if name in self._rows else otherwise
 
     @property
     def titles(self) -> list[tuple[str, str]]:

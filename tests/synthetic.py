@@ -122,7 +122,9 @@ def run(
 
 def _step(rng, token, index, position, root, settings, sharpness, cut) -> tuple[Step, Choice]:  # type: ignore[no-untyped-def]
     total, depth, top_k = settings["total_token"], settings["depth"], settings["top_k"]
-    rows: list[dict] = [dict(token=root.token, text=root.text, parent=-1, depth=0, c=1.0, v=1.0, expanded=total > 1)]
+    rows: list[dict] = [
+        {"token": root.token, "text": root.text, "parent": -1, "depth": 0, "c": 1.0, "v": 1.0, "expanded": total > 1}
+    ]
     beam, forwards = [0], 0
     for level in range(1, depth + 1):
         if total == 1:
@@ -137,7 +139,17 @@ def _step(rng, token, index, position, root, settings, sharpness, cut) -> tuple[
                 left -= c
                 t, text = token()
                 made.append(len(rows))
-                rows.append(dict(token=t, text=text, parent=b, depth=level, c=c, v=rows[b]["v"] * c, expanded=False))
+                rows.append(
+                    {
+                        "token": t,
+                        "text": text,
+                        "parent": b,
+                        "depth": level,
+                        "c": c,
+                        "v": rows[b]["v"] * c,
+                        "expanded": False,
+                    }
+                )
         beam = sorted(made, key=lambda i: -rows[i]["v"])[:top_k]
         if level < depth:
             for b in beam:

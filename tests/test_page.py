@@ -347,7 +347,10 @@ def test_keep_and_open_again(screen: Screen, site: SimpleNamespace, tmp_path: Pa
 
 
 def test_a_link_restores_the_view(browser: Any, site: SimpleNamespace) -> None:
-    query = "/?recording=second&step=3&phase=mask&temperature=0.7&total_token=33&seed=9&method=eagle2&prompt=hello%20%3Cb%3E&language=zh&depth=999"
+    query = (
+        "/?recording=second&step=3&phase=mask&temperature=0.7&total_token=33&seed=9&method=eagle2"
+        "&prompt=hello%20%3Cb%3E&language=zh&depth=999"
+    )
     screen = Screen(browser, site, query)
     screen.until("state.run === 'second' && state.language === 'zh'")
     assert screen.state["k"] == 2 and screen.state["phase"] == "mask"
@@ -489,7 +492,5 @@ def test_live_at_engine_speed(screen: Screen) -> None:
     """Events as fast as they come: every one arrives, and the picture keeps up."""
     screen.ask("quick")
     screen.until("state.run !== 'first' && state.finished")
-    missing = screen.page.evaluate(
-        "(() => { const s = stage.state; return s.steps - document.querySelectorAll('.st-answer .tok.bonus').length; })()"
-    )
+    missing = screen.page.evaluate("stage.state.steps - document.querySelectorAll('.st-answer .tok.bonus').length")
     assert missing in (0, 1)  # the last step may end at the limit, within its path

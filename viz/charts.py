@@ -138,8 +138,9 @@ def _calibration(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> 
     )
     most = max((r.nodes for r in rows), default=1)
     figure.add_scatter(
-        x=[r.score for r in rows], y=[r.accepted for r in rows], mode="markers+text", showlegend=False, textposition="top center",
-        text=[str(r.nodes) for r in rows], marker={"color": ACCENT, "size": [8 + 22 * (r.nodes / most) ** 0.5 for r in rows], "opacity": 0.85},
+        x=[r.score for r in rows], y=[r.accepted for r in rows], mode="markers+text", showlegend=False,
+        textposition="top center",         text=[str(r.nodes) for r in rows],
+        marker={"color": ACCENT, "size": [8 + 22 * (r.nodes / most) ** 0.5 for r in rows], "opacity": 0.85},
     )  # fmt: skip
     _axes(figure, word, "confidence", "accepted", xaxis_range=[0, 1.02], yaxis_range=[0, 1.12], hovermode="closest")
 

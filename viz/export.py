@@ -65,7 +65,7 @@ def trace(events: Iterable[Event]) -> str:
 
 
 def numbers_csv(events: Iterable[Event]) -> str:
-    """A tidy table: scope (run or step), index of the step, name, value, unit. Tables of the run are left to the trace."""
+    """A tidy table: scope (run or step), index of the step, name, value, unit. Tables stay in the trace."""
     run = Run.collect(events)
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
@@ -89,14 +89,16 @@ def numbers_csv(events: Iterable[Event]) -> str:
 
 _PAGE = """<!doctype html>
 <html lang="{language}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:">
 <title>{title}</title><style>{style}
 body {{ margin: 0; padding: 20px 28px; background: var(--st-ground); }}
 body.dark {{ color-scheme: dark; }}</style></head>
 <body class="st-page">{markup}
 <script>
 {script}
-const night = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.body.classList.toggle("dark", night.matches);
+const night = matchMedia("(prefers-color-scheme: dark)");
+const dress = () => document.body.classList.toggle("dark", night.matches);
 dress(); night.addEventListener("change", dress);
 const stage = mountStage(document.querySelector(".stage"), {{ ...OPTIONS, language: {speak} }});
 stage.feed(JSON.stringify({told}));

@@ -5,7 +5,7 @@ update loses nothing. Whatever needs judgement (fates, why a node is where it is
 text a token became) is decided here; the browser owns geometry and time.
 
     teller = Teller("a1b2", ask="Why a tree?")
-    teller.tell([start])            → '{"run":"a1b2","role":"answer","ask":"Why a tree?","events":[{"n":0,"kind":"start",…}]}'
+    teller.tell([start])            → '{"run":"a1b2","role":"answer","ask":"Why a tree?","events":[{"n":0,…}]}'
     teller.tell([step, step])       → '{"run":"a1b2",…,"events":[{"n":1,…},{"n":2,…}]}'
 
 A step is columnar: row i of every list is node i, the candidates that were left out follow the nodes.

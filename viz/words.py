@@ -81,6 +81,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "status.loading": ("Loading the models…", "正在加载模型……"),
     "status.stopping": ("Stopping…", "正在停止……"),
     "status.error": ("{text}", "{text}"),
+    "status.busy": ("Still answering; Stop ends it", "仍在回答；按“停止”可结束"),
     "status.cancelled": ("Stopped before anything was run", "在运行之前已停止"),
     "status.prefill": ("The target reads the prompt…", "目标模型正在读取提示……"),
     "status.plain": (
@@ -181,7 +182,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     "define.steps": (METRICS["steps"].definition, "预填充之后目标模型的前向次数：每次包括起草、验证和提交。"),
     "define.tau": (
         METRICS["tau"].definition,
-        "目标模型每次前向输出的词元数，对所有步取平均。包含每步目标模型自己的词元，不含预填充得到的首个词元；普通解码为 1。",
+        "目标模型每次前向输出的词元数，对所有步取平均。"
+        "包含每步目标模型自己的词元，不含预填充得到的首个词元；普通解码为 1。",
     ),
     "define.accepted": (
         METRICS["accepted"].definition,
@@ -223,13 +225,15 @@ _TABLE: dict[str, tuple[str, str]] = {
         "在这里投机解码划算：一步的代价相当于 {need} 次普通前向，得到 {tau} 个词元。",
     ),
     "pays.draft": (
-        "Speculation does not pay here: a step costs {need} plain forwards ({draft} of them drafting) and gives {tau} tokens. "
+        "Speculation does not pay here: a step costs {need} plain forwards ({draft} of them drafting) "
+        "and gives {tau} tokens. "
         "Drafting is too dear for this target; fewer levels would help.",
         "在这里投机解码不划算：一步的代价相当于 {need} 次普通前向（其中起草 {draft}），只得到 {tau} 个词元。"
         "对这个目标模型来说起草太贵；减少层数会有帮助。",
     ),
     "pays.verify": (
-        "Speculation does not pay here: a step costs {need} plain forwards ({verify} of them verifying) and gives {tau} tokens. "
+        "Speculation does not pay here: a step costs {need} plain forwards ({verify} of them verifying) "
+        "and gives {tau} tokens. "
         "This machine reads a tree hardly faster than token by token; fewer nodes would help.",
         "在这里投机解码不划算：一步的代价相当于 {need} 次普通前向（其中验证 {verify}），只得到 {tau} 个词元。"
         "这台机器读一棵树并不比逐个词元快多少；减少节点会有帮助。",
@@ -314,7 +318,8 @@ _TABLE: dict[str, tuple[str, str]] = {
         "被拒绝：在“{parent}”之后目标模型选择了它的兄弟“{draw}”（p {dp}）；“{token}”的概率是 {tp}。",
     ),
     "why.miss": (
-        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which no child in the tree was; “{token}” had p {tp}.",
+        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which no child in the tree was; "
+        "“{token}” had p {tp}.",
         "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），树中没有这个子节点；“{token}”的概率是 {tp}。",
     ),
     "why.unreached": (
@@ -326,7 +331,7 @@ _TABLE: dict[str, tuple[str, str]] = {
         "目标模型同意，但回答已经停止：此词元不输出。",
     ),
     "why.beam": (
-        "In the beam, so the drafter expanded it; then rerank left it out: value {v}, the lowest kept value is {floor}.",
+        "In the beam, so the drafter expanded it; then rerank left it out: value {v}, the lowest kept is {floor}.",
         "曾在束中并被展开，随后在重排时落选：价值 {v}，保留的最低价值是 {floor}。",
     ),
     "why.outside": (
@@ -434,7 +439,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "models.loading": ("Loading {name}…", "正在加载 {name}……"),
     "models.memory": (
-        "{name}: {parameters} million parameters, {weights} MB of weights as {dtype}, {kv} kB of cache a token, context {context}",
+        "{name}: {parameters} million parameters, {weights} MB of weights as {dtype}, "
+        "{kv} kB of cache a token, context {context}",
         "{name}：{parameters} 百万参数，{dtype} 权重 {weights} MB，每个词元缓存 {kv} kB，上下文 {context}",
     ),
     "models.ready": ("Ready: {name} with {methods}", "就绪：{name}，可用方法 {methods}"),

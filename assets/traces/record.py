@@ -24,7 +24,7 @@ RUNS: tuple[tuple[str, str, str, str], ...] = (
     ("hard", "Hard: 10+2 · EAGLE-3", "10+2", "--max-new-tokens 48"),
     ("repeat", "Repetition · EAGLE-3", FOX, ""),
     ("copy", "Repetition · prompt lookup", FOX, "--method lookup"),
-    ("french", "Another language · EAGLE-3", "Raconte en deux phrases pourquoi la mer est salée.", "--max-new-tokens 48"),
+    ("french", "Another language · EAGLE-3", "Raconte en deux phrases pourquoi la mer est salée.", ""),
     ("sky3", "Why is the sky blue? · EAGLE-3", SKY, ""),
     ("sky2", "Why is the sky blue? · EAGLE-2", SKY, "--method eagle2"),
     ("sky1", "Why is the sky blue? · EAGLE-1", SKY, "--method eagle1"),
@@ -36,7 +36,8 @@ def record(name: str, ask: str, options: str) -> str:
     """Run it; the trace lies beside this file, compressed. Returns the command."""
     told = HERE / f"{name}.jsonl"
     arguments = ["generate", "--prompt", ask, "--max-new-tokens", "40", *shlex.split(options)]
-    subprocess.run([sys.executable, "-m", "eagle_core", *arguments, "--trace", str(told)], cwd=HERE.parent.parent, check=True)
+    command = [sys.executable, "-m", "eagle_core", *arguments, "--trace", str(told)]
+    subprocess.run(command, cwd=HERE.parent.parent, check=True)
     with gzip.GzipFile(HERE / f"{name}.jsonl.gz", "wb", compresslevel=9, mtime=0) as packed:
         packed.write(told.read_bytes())
     told.unlink()
