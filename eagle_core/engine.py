@@ -46,7 +46,7 @@ def generate(
     sampling: Sampling | None = None,
     settings: TreeSettings | None = None,
     max_new_tokens: int = 128,
-    stop: Sequence[str] = (),
+    stop: Sequence[str] | str = (),
     cancel: threading.Event | None = None,
     pair: dict[str, Any] | None = None,
     prompt_text: str | None = None,
@@ -66,7 +66,8 @@ def generate(
         sampling: how to draw; greedy by default.
         settings: the tree's budget; `total_token` −1 needs `costs` (`budget.measure_costs`).
         max_new_tokens: exactly so many unless something else ends the answer first.
-        stop: strings that end the answer; the text ends before the earliest one.
+        stop: strings that end the answer, or a single one; the text ends before the earliest one. They are looked for
+            in the text, which holds no special tokens.
         cancel: set it from any thread; the answer ends before the next forward.
         pair: what `Start` should say of target and drafter, beyond what they say of themselves.
         prompt_text: the prompt as text, for the trace.
@@ -88,8 +89,9 @@ def generate(
         )
     sampling, settings = sampling or Sampling(), settings or TreeSettings()
     prompt = [int(t) for t in prompt_ids]
+    stop = [stop] if isinstance(stop, str) else list(stop)
     _check(target, prompt, method, settings, max_new_tokens, stop)
-    answer = _Answer(target, drafter, prompt, method, sampling, settings, max_new_tokens, list(stop), cancel, record)
+    answer = _Answer(target, drafter, prompt, method, sampling, settings, max_new_tokens, stop, cancel, record)
     return answer.run(pair or {}, prompt_text)
 
 
@@ -176,6 +178,7 @@ class _Answer:
         self.sampling, self.settings = sampling, settings
         self.max_new_tokens, self.stop, self.cancel, self.record = max_new_tokens, stop, cancel, record
         self.prompt = prompt
+        self.room = min(len(prompt) + max_new_tokens, target.context) + drafter.nodes(settings)
         self.ids = list(prompt)
         self.labels = Labels(target.tokenizer)
         self.stream = TextStream(target.tokenizer, stop)
@@ -192,10 +195,9 @@ class _Answer:
         session: Session | None = None
         reason: str | None = None
         try:
-            room = min(len(self.prompt) + self.max_new_tokens, self.target.context) + self.drafter.nodes(self.settings)
-            session = self.target.session(room, self.drafter.capture)
+            session = self.target.session(self.room, self.drafter.capture)
             if self._speculates:
-                self.drafter.reset(room, self.settings, self.sampling)
+                self.drafter.reset(self.room, self.settings, self.sampling)
             first, features = self._prefill(session)
             if first is None:
                 reason = "cancelled"

@@ -27,7 +27,7 @@ from torch import Tensor
 from eagle_core.budget import best_size, next_level_pays
 from eagle_core.drafters.base import MAX_NODES, TreeSettings
 from eagle_core.errors import InvalidRequest
-from eagle_core.tree import Candidates, DraftTree, ancestor_mask
+from eagle_core.tree import Candidates, DraftTree, ancestor_mask, root_tree
 
 __all__ = ["EAGLE1_TREE", "Expand", "Template", "grow_dynamic", "grow_template"]
 
@@ -186,6 +186,8 @@ def grow_template(expand: Expand, root: Tensor, template: Template) -> DraftTree
     """
     device = root.device
     paths = template.paths
+    if not paths:  # every rank lies beyond the draft vocabulary
+        return root_tree(root, 1)
     index = {path: i + 1 for i, path in enumerate(paths)}
     parents = torch.tensor([-1] + [index.get(p[:-1], 0) for p in paths]).to(device, non_blocking=True)
     inner: list[tuple[int, ...]] = [()]  # nodes with children, of the level above

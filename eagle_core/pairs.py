@@ -490,7 +490,7 @@ class Pair:
         sampling: Sampling | None = None,
         settings: TreeSettings | None = None,
         max_new_tokens: int = 128,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | str = (),
         system: str | None = None,
         template: Mapping[str, Any] | None = None,
         cancel: threading.Event | None = None,

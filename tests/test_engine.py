@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eagle_core.drafters import METHODS, Drafter, Feedback, TreeSettings
+from eagle_core.drafters.chain import Chain
 from eagle_core.drafters.plain import Vanilla
 from eagle_core.engine import generate
 from eagle_core.errors import EngineBusy, InvalidRequest, NotFinite
@@ -289,6 +291,49 @@ def test_bad_requests_are_refused_before_anything_runs(how: dict[str, Any], name
     target.forward = None  # type: ignore[assignment,method-assign]
     with pytest.raises(InvalidRequest, match=names):
         generate(target, Vanilla(), how.pop("prompt", PROMPT), method=how.pop("method", "vanilla"), **how)
+
+
+def test_a_bad_static_tree_is_refused_at_once() -> None:
+    target = fresh()
+    for paths in (((0, 1),), ((99,),), ()):
+        with pytest.raises(InvalidRequest, match="static tree"):
+            generate(
+                target, drafter_for("eagle1", target), PROMPT, method="eagle1", settings=TreeSettings(static_tree=paths)
+            )
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("rows", [VOCAB - 11, VOCAB + 11])
+def test_a_draft_model_with_fewer_or_more_padding_rows(rows: int, sampled: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = deepcopy(tiny_model("qwen2").config)
+    config.vocab_size, config.max_position_embeddings = rows, 20
+    draft = Target(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32))
+    target = fresh()
+    prompt = [VOCAB - 1, *PROMPT]  # ids that the smaller table lacks
+    events = run(target, Chain(draft, target.vocab_size, sampled=sampled), prompt=prompt, max_new_tokens=24)
+    assert ids_of(events) == greedy(target.model, prompt, 24)
+    assert max(ids_of(events)) >= VOCAB - 11 and any(len(event.nodes) > 1 for event in events[1:-1])
+    assert all(n.token < min(rows, VOCAB) for event in events[1:-1] for n in event.nodes[1:])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stop_strings_end_every_method_at_the_same_token(method: str) -> None:
+    from tests.test_pairs import _tokenizer
+
+    target = fresh()
+    target.tokenizer = _tokenizer()
+    drafter = drafter_for(method, target)
+    words = target.tokenizer.decode(greedy(target.model, PROMPT, 24)).split(" ")
+    for at in range(12):
+        first = words.index(words[at])
+        for stop in (words[at], [words[at]], [words[at], "no such word"]):
+            events = run(target, drafter, method=method, max_new_tokens=24, stop=stop)
+            text = "".join(event.text for event in events)
+            whole = " ".join(words)
+            assert text == whole[: whole.index(words[at])] and events[-1].reason == "stop"
+            assert len(ids_of(events)) <= first + 1
 
 
 @pytest.mark.parametrize("field,value", [

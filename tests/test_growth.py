@@ -121,6 +121,12 @@ def test_a_vocabulary_smaller_than_top_k() -> None:
     assert len(tree) == 1 + 3 + 9 + 9
 
 
+def test_a_template_beyond_the_vocabulary_drafts_nothing() -> None:
+    template = Template.parse([[5], [5, 0]]).cut(6, ranks=3)
+    tree = grow_template(Oracle(1, vocab=3), torch.tensor([3]), template)
+    assert tree.tokens.tolist() == [3] and tree.forwards == 1
+
+
 def test_the_default_template_is_the_references() -> None:
     assert len(EAGLE1_TREE.paths) == 25
     assert [sum(len(p) == d for p in EAGLE1_TREE.paths) for d in range(1, 6)] == [4, 8, 8, 3, 2]

@@ -35,6 +35,7 @@ class Chain(Drafter):
         self.rule = "ratio" if sampled else "draw"
         self.context = draft.context
         self._vocab = vocab_size
+        self._rows = draft.embedding.shape[0]  # a padding row that only the target has is read as the last of these
         self._sampled = sampled
         self._session: Session | None = None
 
@@ -57,7 +58,7 @@ class Chain(Drafter):
         # All drafts but the last were fed while drafting; those that were accepted need no second reading.
         accepted = len(feedback.tokens) - 1
         session.cache.length = self._read + min(accepted, max(self._drafted - 1, 0)) if self._read else 0
-        unread = torch.tensor(feedback.ids[session.cache.length :])
+        unread = torch.tensor(feedback.ids[session.cache.length :]).clamp_max(self._rows - 1)
         room = min(settings.depth, settings.limit - 1)
         self._read, self._drafted = len(feedback.ids), room
         logits, _ = session.prefill(unread.to(self.draft.device, non_blocking=True))
