@@ -101,11 +101,11 @@ def initial_head(
 
         layers = _find(target.model, "model.layers")
         last = layers[-1] if layers is not None else nn.Module()
-        mine, h = head.layers[0], target.hidden_size
-        assert isinstance(mine, nn.Module)
+        mine: Any = head.layers[0]
+        h = target.hidden_size
         head.fc.weight[:, -h:] += torch.eye(h)
-        mine.self_attn.o_proj.weight.zero_()  # type: ignore[union-attr, operator]
-        mine.mlp.down_proj.weight.zero_()  # type: ignore[union-attr, operator]
+        mine.self_attn.o_proj.weight.zero_()
+        mine.mlp.down_proj.weight.zero_()
         for name in ("gate_proj", "up_proj"):
             start(f"mlp.{name}", _find(mine, f"mlp.{name}.weight"), _find(last, f"mlp.{name}"))
         if fused:
@@ -133,8 +133,8 @@ def regress(head: EagleHead, batches: Iterable[Batch]) -> None:
     batches: one conversation in a row; their first pair is left out, because many targets mark the first token with
     a state of another size.
     """
-    layer, fused = head.layers[0], head.config.family == "eagle3"
-    assert isinstance(layer, nn.Module)
+    layer: Any = head.layers[0]
+    fused = head.config.family == "eagle3"
     samples = [
         (head.embed(tokens[2:]).float(), features[1:-1], final[2:])
         for batch in batches
@@ -142,7 +142,7 @@ def regress(head: EagleHead, batches: Iterable[Batch]) -> None:
     ]
     embedding, features, goal = (torch.cat(parts) for parts in zip(*samples, strict=True))
     if fused:
-        embedding = layer.input_layernorm(embedding)  # type: ignore[operator]
+        embedding = layer.input_layernorm(embedding)
         weight = head.norm.weight
         size = (goal / weight).pow(2).mean(-1).sqrt()
         if not 0.95 < float(size.median()) < 1.05:  # not an RMS norm with these weights: keep its overall size
@@ -165,7 +165,8 @@ def regress(head: EagleHead, batches: Iterable[Batch]) -> None:
 def _speak_the_embedding(head: EagleHead, matrix: Tensor, squares: Tensor) -> None:
     """Make layer 0's attention add matrix @ normed embedding [H, H], as nearly as its values' rank allows, weighing
     directions by how much embeddings use them (`squares` [H, H])."""
-    attention, config = head.layers[0].self_attn, head.config  # type: ignore[union-attr]
+    layer: Any = head.layers[0]
+    attention, config = layer.self_attn, head.config
     h, d, groups = config.hidden_size, config.head_dim, config.num_key_value_heads
     rank = min(groups * d, h)
     size = squares.diagonal().mean()
