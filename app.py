@@ -490,7 +490,13 @@ def opening(trace: str | None, shelf: Shelf) -> Recording | None:
 
 
 def start(
-    page: gr.Blocks, host: str, port: int | None, *, share: bool = False, public: bool = False, block: bool = True
+    page: gr.Blocks,
+    host: str | None,
+    port: int | None,
+    *,
+    share: bool = False,
+    public: bool = False,
+    block: bool = True,
 ) -> str:
     """Open the page; returns its address, at once if not `block`."""
     _, address, _ = page.queue(max_size=64).launch(
@@ -525,10 +531,12 @@ def main(arguments: list[str] | None = None) -> None:
         default=24,
         help="nodes of a draft tree, root included; -1 measures (default: %(default)s)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", help="address to listen on (default: GRADIO_SERVER_NAME, else 127.0.0.1)")
     parser.add_argument("--port", type=int, default=None, help="port (default: the first free one from 7860)")
     parser.add_argument("--share", action="store_true", help="also open a public link through gradio's relay")
-    parser.add_argument("--public", action="store_true", help="limits for a page that strangers use")
+    parser.add_argument(
+        "--public", action="store_true", help="limits for a page that strangers use; always on in a Hugging Face Space"
+    )
     parser.add_argument("--trace", metavar="FILE", help="a recorded run to open on")
     args = parser.parse_args(arguments)
     try:
@@ -536,7 +544,8 @@ def main(arguments: list[str] | None = None) -> None:
         ground = Playground(Models(args.target, args.drafter), shelf, opening(args.trace, shelf))
     except (EagleError, OSError, UnicodeDecodeError) as e:
         parser.error(str(e))
-    start(build(ground, args.total_token, args.public), args.host, args.port, share=args.share, public=args.public)
+    public = args.public or "SPACE_ID" in os.environ
+    start(build(ground, args.total_token, public), args.host, args.port, share=args.share, public=public)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["BEAT", "MAX_TRACE", "Line", "Models", "Playground", "Recording", "Shelf", "Visit", "batches"]
 
 TRACES = Path(__file__).parent / "assets" / "traces"
+MAX_VISITS = 200
+"""Visitors remembered; beyond that the oldest idle ones are forgotten."""
+
+MAX_SHOWN = 24
+"""Runs kept for a visitor, with all their events."""
+
 MAX_TRACE = 32 << 20
 """Characters of an uploaded trace."""
 
@@ -218,6 +224,8 @@ class Playground:
     def visit(self, session: str) -> Visit:
         """The visit of a browser session; a new one sees the opening recording."""
         if session not in self._visits:
+            for old in [name for name, v in self._visits.items() if v.idle][: max(0, len(self._visits) - MAX_VISITS)]:
+                del self._visits[old]  # browsers that never said goodbye
             visit = self._visits[session] = Visit()
             if self.opening:
                 visit.shown[self.opening.name] = self.opening.shown()
@@ -312,6 +320,8 @@ class Playground:
             visit.shown = {}
             yield message(clear=True, note={"key": "status.prefill"})
         shown = visit.shown[name] = Shown(Teller(name, ask=text), text)
+        while len(visit.shown) > MAX_SHOWN:
+            del visit.shown[next(iter(visit.shown))]
         yield shown.teller.tell([], note={"key": "status.prefill"})
         for batch in batches(events, cancel):
             yield shown.teller.tell(batch)
@@ -453,7 +463,8 @@ class Playground:
         if kind == "trace":
             return {"name": f"eagle-{method}-{name}.jsonl", "type": "application/x-ndjson", "text": trace(events)}
         if kind == "replay":
-            page = replay(events, ask=shown.ask, verdict=shown.verdict)
+            plain = shown.plain.events if shown.plain else None
+            page = replay(events, ask=shown.ask, verdict=shown.verdict, plain=plain)
             return {"name": f"eagle-{method}-{name}.html", "type": "text/html", "text": page}
         if kind == "csv":
             return {"name": f"eagle-{method}-{name}.csv", "type": "text/csv", "text": numbers_csv(events)}

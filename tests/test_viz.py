@@ -80,6 +80,7 @@ class TestWhy:
         nodes = [n._replace(draw=77, draw_text=" ox") if n.id == 2 else n for n in s.nodes]
         nodes[5] = nodes[5]._replace(fate="not the draw")
         changed = replace(s, nodes=nodes)
+        assert REASONS[reasons(replace(changed, outside=[2]))[5]] == "vocabulary"
         assert REASONS[reasons(changed)[5]] == "miss"
         assert "no child in the tree was" in why(changed, 5, "en")
 

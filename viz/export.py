@@ -44,8 +44,9 @@ def replay(
     title: str | None = None,
     language: str = "en",
     verdict: dict[str, object] | None = None,
+    plain: Iterable[Event] | None = None,
 ) -> str:
-    """A self-contained page that replays one run."""
+    """A self-contained page that replays one run; with `plain`, the reference run, also the race."""
     markup, style, script = parts()
     told = Teller("run", ask=ask, title=title).tell(events, whole=True, verdict=verdict)
     return _PAGE.format(
@@ -56,6 +57,7 @@ def replay(
         script=script,
         speak=json.dumps(language),
         told=told,
+        plain=Teller("run.plain", role="plain", of="run").tell(plain) if plain else "null",
     )
 
 
@@ -102,5 +104,6 @@ const dress = () => document.body.classList.toggle("dark", night.matches);
 dress(); night.addEventListener("change", dress);
 const stage = mountStage(document.querySelector(".stage"), {{ ...OPTIONS, language: {speak} }});
 stage.feed(JSON.stringify({told}));
+stage.feed(JSON.stringify({plain} ?? {{}}));
 </script></body></html>
 """

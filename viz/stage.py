@@ -28,7 +28,7 @@ from viz.why import reason, reasons
 
 __all__ = ["OVERLAP", "Teller", "message", "pieces"]
 
-OVERLAP = 2
+OVERLAP = 1
 """Events told again with every message."""
 
 _FATE = {name: i for i, name in enumerate(FATES)}
@@ -92,6 +92,7 @@ class Teller:
             "text": pieces([event.first.text][: len(event.emitted)], event.text),
             "ids": event.emitted,
             "ms": _short(event.prefill_ms),
+            "note": (event.pair.get("prompt") or {}).get("note"),
             "where": f"{event.device} · {event.dtype} · {event.machine}",
         }
 

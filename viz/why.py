@@ -15,7 +15,7 @@ from viz.words import number, say, visible
 
 __all__ = ["REASONS", "reason", "reasons", "summary", "why"]
 
-REASONS = ("root", "accepted", "sibling", "miss", "unreached", "past", "beam", "outside", "rule", "bonus")
+REASONS = ("root", "accepted", "sibling", "miss", "vocabulary", "unreached", "past", "beam", "outside", "rule", "bonus")
 """Each names the template `why.<reason>` of `viz.words`."""
 
 
@@ -39,7 +39,9 @@ def _of_node(node: Node, step: Step, children: set[tuple[int, int]]) -> str:
         case "accepted":
             return "accepted"
         case "not the draw":
-            return "sibling" if (node.parent, step.nodes[node.parent].draw) in children else "miss"
+            if (node.parent, step.nodes[node.parent].draw) in children:
+                return "sibling"
+            return "vocabulary" if node.parent in step.outside else "miss"
         case "parent rejected":
             return "unreached"
         case "past the stop":

@@ -215,6 +215,7 @@ _TABLE: dict[str, tuple[str, str]] = {
         "DIFFERENT at token {at}: here “{mine}”, plain decoding “{plain}” (gap {gap})",
         "第 {at} 个词元不同：这里是“{mine}”，普通解码是“{plain}”（差 {gap}）",
     ),
+    "verdict.best": ("the target’s two best there", "目标模型在此处最好的两个"),
     "verdict.ratio": (
         "no verdict by ids: the ratio rule keeps the distribution, not the draws",
         "无法按词元下结论：比率规则保持的是分布，不是每次的选择",
@@ -321,6 +322,12 @@ _TABLE: dict[str, tuple[str, str]] = {
         "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which no child in the tree was; "
         "“{token}” had p {tp}.",
         "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），树中没有这个子节点；“{token}”的概率是 {tp}。",
+    ),
+    "why.vocabulary": (
+        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which the drafter’s vocabulary does not hold, "
+        "so no draft could have met it; “{token}” had p {tp}.",
+        "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），草稿模型的词表里没有它，"
+        "任何草稿都不可能命中；“{token}”的概率是 {tp}。",
     ),
     "why.unreached": (
         "Never reached: its ancestor “{ancestor}” was rejected, so what the target drew here does not count.",

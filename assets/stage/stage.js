@@ -653,15 +653,21 @@ function mountStage(root, options) {
       const v = e.numbers;
       list.push([say("foot.steps", { steps: v.steps }), "steps"], v.tau ? [say("foot.tau", { tau: v.tau.toFixed(2) }), "tau"] : [], [say("foot.accepted", { a: v.accepted, d: v.drafted }), "accepted"], v.tokens_per_second ? [say("foot.speed", { tps: v.tokens_per_second.toFixed(1) }), "tokens_per_second"] : [], [say("finish." + e.reason) + (e.note ? ` · ${e.note}` : "")]);
     } else if (s) list.push([say("foot.steps", { steps: r.steps.length }), "steps"], [say("foot.tau", { tau: s.tau.toFixed(2) }), "tau"], s.tps ? [say("foot.speed", { tps: s.tps.toFixed(1) }), "tokens_per_second"] : []);
-    const text = JSON.stringify([list, r.verdict, language]);
+    const text = JSON.stringify([list, r.verdict, language, r.start?.note]);
     if (r.footText === text) return;
     r.footText = text;
     r.foot.replaceChildren(...list.filter((x) => x.length).map(([x, name]) => { const span = element("span", name ? "defined" : "", x); if (name) { span.title = say("define." + name); span.tabIndex = 0; } return span; }));
     if (r.verdict) {
       if (r.verdict.speedup) { const x = element("span", "defined", say("foot.speedup", { x: r.verdict.speedup.toFixed(2) })); x.title = say("define.speedup"); x.tabIndex = 0; r.foot.append(x); }
-      const v = element("span", r.verdict.verdict, say("verdict." + r.verdict.key, Object.fromEntries(Object.entries(r.verdict).map(([a, b]) => [a, typeof b === "string" ? visible(b) : b]))));
+      const v = element(r.verdict.at ? "button" : "span", r.verdict.verdict, say("verdict." + r.verdict.key, Object.fromEntries(Object.entries(r.verdict).map(([a, b]) => [a, typeof b === "string" ? visible(b) : b]))));
+      if (r.verdict.at) { // a click goes to the step in which the answers part
+        v.type = "button";
+        if (r.verdict.best?.length) v.title = say("verdict.best") + ": " + r.verdict.best.map(([id, text, logit]) => `“${visible(text)}” ${logit}`).join(", ");
+        v.addEventListener("click", () => { let n = r.start.ids.length; stageRun(r); jump(Math.max(0, r.steps.findIndex((s) => (n += s.ids.length) >= r.verdict.at))); });
+      }
       r.foot.append(v);
     }
+    if (r.start?.note) r.foot.append(element("span", "", r.start.note));
   }
   function reveal(s) { // tokens after the moment on stage are shown, but not yet as text
     if (!run?.spans.length) return;
@@ -714,6 +720,7 @@ function mountStage(root, options) {
     }
     panel.replaceChildren(close, element("h3", "", `“${visible(raw)}”`), element("p", "why", say("why." + reason, slots)), facts);
     panel.setAttribute("aria-label", say("why.title"));
+    set($(".st-aloud"), `“${visible(raw)}”: ` + say("why." + reason, slots));
     panel.hidden = false;
     const L = layout(s), v = view(s, L, regions(s));
     if (i in L.x) {
@@ -924,7 +931,8 @@ function mountStage(root, options) {
   }
   function refresh() {
     const s = step();
-    if (s && !playing && !(follow && run && !run.finish)) set($(".st-aloud"), aloud(s));
+    if (chosen !== null) paint();
+    else if (s && !playing && !(follow && run && !run.finish)) set($(".st-aloud"), aloud(s));
     else if (run?.finish && follow && s) set($(".st-aloud"), aloud(s));
     paint();
   }
