@@ -43,10 +43,30 @@ def command(about: dict[str, Any]) -> str:
 
 def _evaluation(report: dict[str, Any]) -> list[str]:
     """Tables from what `python -m eagle_core evaluate --json` wrote."""
-    lines = ["| prompts | τ |", "|---|---|", f"| all | {report['tau']:.2f} |"]
-    for name, value in report.get("by_category", {}).items():
-        tau = value["tau"] if isinstance(value, dict) else value
-        lines.append(f"| {name} | {tau:.2f} |")
+    percent = lambda values: " | ".join("–" if v is None else f"{v:.1%}" for v in values)  # noqa: E731
+    sampling = report["sampling"]
+    lines = [
+        f"{report['prompts']} prompts of `{report['prompts_file']}`, temperature {sampling['temperature']:g}, up to "
+        f"{report['max_new_tokens']} new tokens, {report['dtype']}; τ counts the bonus token, not the prefill.",
+        "",
+        "| setting | τ |",
+        "|---|---|",
+        *(f"| {name} | {value['tau']:.3f} |" for name, value in report["settings"].items()),
+        "",
+        "| category | prompts | τ |",
+        "|---|---|---|",
+        *(f"| {name} | {value['prompts']} | {value['tau']:.3f} |" for name, value in report["by_category"].items()),
+        "",
+    ]
+    depths = range(1, len(report["acceptance"]["conditional"]) + 1)
+    lines += [
+        "| acceptance by depth | " + " | ".join(map(str, depths)) + " |",
+        "|---" * (len(depths) + 1) + "|",
+        f"| of all steps | {percent(report['acceptance']['unconditional'])} |",
+        f"| given that the parent was accepted | {percent(report['acceptance']['conditional'])} |",
+    ]
+    if report.get("outside_draft_vocab"):
+        lines += ["", f"The draft vocabulary lacks {report['outside_draft_vocab']:.1%} of what the target said."]
     return lines
 
 
