@@ -88,7 +88,8 @@ def pair() -> TinyPair:
 @pytest.fixture(scope="module")
 def site(pair: TinyPair) -> Iterator[SimpleNamespace]:
     run = synthetic.run(3, steps=14)
-    hostile = synthetic.run(5, steps=3, texts=HOSTILE, total=40)
+    hostile = synthetic.run(5, steps=60, texts=HOSTILE, total=9, depth=3, top_k=4)
+    assert all(text in "".join(e.text for e in hostile) for text in HOSTILE)  # every one of them is in the answer
     shelf = playground.Shelf(Path("nowhere"))
     shelf.put(playground.Recording.of("first", run, "Why does a tree help?", "A first one"))
     shelf.put(playground.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"))
@@ -121,6 +122,7 @@ class Screen:
         self.faults: list[str] = []
         self.context = browser.new_context(**({"viewport": {"width": 1440, "height": 900}} | options))
         self.page = self.context.new_page()
+        self.page.on("dialog", lambda d: (self.faults.append(d.message), d.dismiss()))
         self.page.on("pageerror", lambda e: self.faults.append(str(e)))
         self.page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
         self.page.on(
@@ -329,7 +331,7 @@ def test_keep_and_open_again(screen: Screen, site: SimpleNamespace, tmp_path: Pa
     hostile = tmp_path / "hostile.jsonl"
     hostile.write_text("".join(dump(e) + "\n" for e in site.hostile), encoding="utf-8")
     page.set_input_files(".st-file", hostile)
-    screen.until("state.steps === 3")
+    screen.until("state.steps === 60")
     page.evaluate("stage.jump(1)")
     assert (
         page.locator("#stage img, #stage iframe, #stage script").count() == 0
@@ -342,7 +344,7 @@ def test_keep_and_open_again(screen: Screen, site: SimpleNamespace, tmp_path: Pa
         page.evaluate("stage.jump(0)")
         page.set_input_files(".st-file", broken)
         page.wait_for_function("document.querySelector('.st-caption').textContent.startsWith('broken.jsonl: ')")
-        assert screen.state["run"] == shown and screen.state["steps"] == 3
+        assert screen.state["run"] == shown and screen.state["steps"] == 60
         page.evaluate("stage.feed('{\"note\":null}')")
 
 
