@@ -16,12 +16,12 @@ temperature, top-k, top-p, min-p; one-hot at temperature 0), ids are target toke
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
+from eagle_core.drafters.base import MAX_NODES
 from eagle_core.errors import TraceError
 
 __all__ = [
@@ -221,7 +221,8 @@ def load_trace(lines: Iterable[str]) -> Iterator[Event]:
     """The events of a trace file, in order; blank lines are skipped.
 
     Raises `TraceError` where the sequence is not Start, Step…, Finish with steps numbered from 0. A trace cut
-    off before its Finish is fine: every event that was written is returned.
+    off before its Finish is fine: every event that was written is returned. So is a lone Finish, which is all that
+    is told of an answer cancelled before its prompt was read.
     """
     expected = -1  # index of the next step; −1: no start seen yet, −2: finished
     for number, line in enumerate(lines, 1):
@@ -231,7 +232,8 @@ def load_trace(lines: Iterable[str]) -> Iterator[Event]:
             event = load(line)
         except TraceError as e:
             raise TraceError(f"line {number}: {e}") from None
-        if isinstance(event, Start) is not (expected == -1):
+        begins = isinstance(event, Start) or (expected == -1 and isinstance(event, Finish) and event.tokens == 0)
+        if begins is not (expected == -1) or expected == -2:
             raise TraceError(f"line {number}: a trace is one start, its steps, one finish; found {event.kind} here")
         if isinstance(event, Step) and event.index != expected:
             raise TraceError(f"line {number}: step {event.index} where step {expected} belongs; a line is missing")
@@ -245,6 +247,8 @@ def _no_constant(name: str) -> Any:
 
 _ROWS: dict[str, Any] = {"Choice": Choice, "Node": Node, "Candidate": Candidate}
 _SCALARS: dict[str, Any] = {"int": int, "str": str, "float": (int, float), "bool": bool, "Fate": str}
+_LARGEST = 1 << 53  # numbers beyond are not exact in a browser, and may not fit a float
+_NESTED = 16  # levels of lists and objects in a field of any shape
 
 
 def _read(value: Any, type_: str, where: str) -> Any:
@@ -258,22 +262,54 @@ def _read(value: Any, type_: str, where: str) -> Any:
     if type_.startswith("dict["):
         if not isinstance(value, Mapping):
             raise TraceError(f"{where} should be an object, found {type(value).__name__}")
-        if type_ == "dict[str, float]":
-            return {k: _read(v, "float", f"{where}.{k}") for k, v in value.items()}
-        return dict(value)
+        values = type_.removeprefix("dict[str, ").removesuffix("]")
+        return {_read(k, "str", where): _read(v, values, f"{where}.{k}") for k, v in value.items()}
+    if type_ == "Any":
+        return _read_any(value, where, _NESTED)
     if type_ in _ROWS:
         row = _ROWS[type_]
         if not isinstance(value, Mapping) or set(value) != set(row._fields):
             raise TraceError(f"{where} should be an object with exactly {', '.join(row._fields)}")
-        return row(**{k: _read(value[k], row.__annotations__[k].__forward_arg__, f"{where}.{k}") for k in row._fields})
+        types = {k: row.__annotations__[k].__forward_arg__ for k in row._fields}
+        read = {k: _read(value[k], types[k], f"{where}.{k}") for k in row._fields}
+        if not all(read[k] <= 1.001 for k in row._fields if types[k] == "float"):  # in a row, all are probabilities
+            raise TraceError(f"{where} holds a probability above 1")
+        return row(**read)
     wanted = _SCALARS[type_]
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise TraceError(f"{where} should be of type {type_}, found {type(value).__name__}")
-    if type_ == "float" and not math.isfinite(value):
-        raise TraceError(f"{where} is not a finite number")
+    if type_ == "float" and not 0 <= value < _LARGEST:
+        raise TraceError(f"{where} is not a finite number from 0")
+    if type_ == "int" and not -1 <= value < _LARGEST:
+        raise TraceError(f"{where} is out of range")
+    if isinstance(value, str) and not _is_text(value):
+        raise TraceError(f"{where} holds half of a surrogate pair, which is no text")
     if type_ == "Fate" and value not in FATES:
         raise TraceError(f"{where} should be one of {', '.join(FATES)}, found {value[:80]!r}")
     return value
+
+
+def _read_any(value: Any, where: str, levels: int) -> Any:
+    """A value of any shape, if it can be written again: finite numbers, real text, not nested without end."""
+    if not levels:
+        raise TraceError(f"{where} is nested too deeply")
+    if isinstance(value, list):
+        return [_read_any(v, where, levels - 1) for v in value]
+    if isinstance(value, Mapping):
+        return {_read(k, "str", where): _read_any(v, where, levels - 1) for k, v in value.items()}
+    if isinstance(value, str):
+        return _read(value, "str", where)
+    if isinstance(value, int | float) and not abs(value) < 1 << 64:  # seeds are the largest
+        raise TraceError(f"{where} is not a finite number, or too large")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_tree(step: dict[str, Any]) -> None:
@@ -281,6 +317,8 @@ def _check_tree(step: dict[str, Any]) -> None:
     nodes, dropped = step["nodes"], step["dropped"]
     if not nodes or nodes[0].parent != -1:
         raise TraceError(f"step {step['index']} has no root: its first node must have parent -1")
+    if len(nodes) > MAX_NODES:
+        raise TraceError(f"step {step['index']} has {len(nodes)} nodes, more than {MAX_NODES}")
     depth = []
     for i, row in enumerate([*nodes, *dropped]):
         parent_ok = (
@@ -296,3 +334,14 @@ def _check_tree(step: dict[str, Any]) -> None:
     walk = step["accepted"]
     if not walk or walk[0] != 0 or any(not 0 <= b < len(nodes) or nodes[b].parent != a for a, b in pairwise(walk)):
         raise TraceError(f"step {step['index']}: accepted {walk[:20]} is not a path from the root")
+    walked = ("root", "accepted", "past the stop")
+    for row in nodes:
+        hangs = row.id > 0 and nodes[row.parent].fate not in walked
+        if (row.fate == "root") is not (row.id == 0) or (row.fate == "parent rejected") is not hangs:
+            raise TraceError(f"step {step['index']}: node {row.id} cannot have the fate {row.fate!r} where it hangs")
+    if any(nodes[i].fate not in walked for i in walk):
+        raise TraceError(f"step {step['index']}: accepted {walk[:20]} holds a rejected node")
+    if not 1 <= len(step["emitted"]) <= len(walk):
+        raise TraceError(f"step {step['index']} emitted {len(step['emitted'])} tokens on a path of {len(walk)}")
+    if any(not 0 <= i < len(nodes) for i in step["outside"]):
+        raise TraceError(f"step {step['index']}: outside {step['outside'][:20]} names a node that is not there")

@@ -56,10 +56,32 @@ def spoiled(change: Any, kind: str = "step") -> str:
     (spoiled(lambda p: p.update(index="0")), "index"),
     (spoiled(lambda p: p.update(index=True)), "index"),
     (spoiled(lambda p: p["nodes"][1].update(parent=5)), "tree"),
-    (spoiled(lambda p: p["nodes"][1].update(parent=-7)), "tree"),
+    (spoiled(lambda p: p["nodes"][1].update(parent=-1)), "tree"),
+    (spoiled(lambda p: p["nodes"][1].update(parent=-7)), "parent"),
     (spoiled(lambda p: p["nodes"][1].update(id=9)), "tree"),
     (spoiled(lambda p: p["nodes"][1].update(depth=3)), "depth"),
     (spoiled(lambda p: p["nodes"][1].update(fate="<b>")), "fate"),
+    (spoiled(lambda p: p["nodes"][0].update(fate="parent rejected")), "fate"),
+    (spoiled(lambda p: p["nodes"][1].update(fate="root")), "fate"),
+    (spoiled(lambda p: p["nodes"][p["accepted"][-1]].update(fate="not the draw")), "rejected|fate"),
+    (spoiled(lambda p: p["nodes"][1].update(confidence=2)), "probability"),
+    (spoiled(lambda p: p["nodes"][1].update(value=-0.5)), "value"),
+    (spoiled(lambda p: p["bonus"].update(p=1.5)), "probability"),
+    (spoiled(lambda p: p["nodes"][1].update(draw_p=10**400)), "draw_p"),
+    (spoiled(lambda p: p.update(position=10**400)), "position"),
+    (spoiled(lambda p: p.update(forwards=-2)), "forwards"),
+    (spoiled(lambda p: p["timing"].update(draft_ms=-1.0)), "draft_ms"),
+    (spoiled(lambda p: p.update(outside=[99])), "outside"),
+    (spoiled(lambda p: p.update(emitted=[])), "emitted"),
+    (spoiled(lambda p: p.update(emitted=[1] * 9)), "emitted"),
+    (spoiled(lambda p: p.update(text="\ud800")), "surrogate"),
+    (spoiled(lambda p: p["settings"].update({"\ud800": 1})), "surrogate"),
+    (spoiled(lambda p: p["settings"].update(a=["\udfff"])), "surrogate"),
+    (spoiled(lambda p: p["settings"].update(a=77)).replace('"a": 77', '"a": 1e999'), "settings"),
+    (spoiled(lambda p: p["settings"].update(a=77)).replace('"a": 77', '"a": ' + "[" * 50 + "]" * 50), "deeply"),
+    (spoiled(lambda p: p.update(versions={"torch": 2}), "start"), "versions"),
+    (spoiled(lambda p: p.update(dropped=[], outside=[], accepted=[0], nodes=[p["nodes"][0]] + [
+        {**p["nodes"][1], "id": i, "parent": 0, "depth": 1} for i in range(1, 400)])), "more than 256"),
     (spoiled(lambda p: p["nodes"][1].pop("text")), "exactly"),
     (spoiled(lambda p: p["nodes"][1].update(text=None)), "text"),
     (spoiled(lambda p: p.update(accepted=[0, 0])), "accepted"),
@@ -79,11 +101,19 @@ def test_a_trace_in_disorder_is_refused_with_its_line() -> None:
     for broken, number in (
         (lines[1:], 1),
         ([*lines, lines[1]], len(lines) + 1),
+        ([*lines, lines[-1]], len(lines) + 1),
         (lines[:2] + lines[3:], 3),
         ([lines[0]] * 2, 2),
     ):
         with pytest.raises(TraceError, match=f"line {number}"):
             list(load_trace(broken))
+
+
+def test_an_answer_cancelled_before_its_prompt_was_read_is_a_trace() -> None:
+    finish = Finish(reason="cancelled", text="", steps=0, tokens=0, drafted=0, accepted=0, seconds=0.0)
+    assert list(load_trace([dump(finish)])) == [finish]
+    with pytest.raises(TraceError, match="line 2"):
+        list(load_trace([dump(finish)] * 2))
 
 
 def test_a_trace_cut_off_still_gives_what_was_written() -> None:
@@ -103,8 +133,11 @@ def test_nothing_but_a_trace_error_comes_out(data: Any) -> None:
         st.none(),
         st.booleans(),
         st.integers(),
+        st.just(10**400),
         st.floats(),
         st.text(max_size=5),
+        st.just("\ud800"),
+        st.just([[float("inf")]]),
         st.just([]),
         st.just({}),
         st.just([{}]),
@@ -118,7 +151,8 @@ def test_nothing_but_a_trace_error_comes_out(data: Any) -> None:
             spot[key] = data.draw(junk)
             break
     with suppress(TraceError):
-        load(json.dumps(plain))
+        event = load(json.dumps(plain).replace("Infinity", "1e999"))
+        assert load(dump(event).encode().decode()) == event  # what was read can be written
 
 
 def test_replaying_a_trace_needs_no_torch() -> None:
