@@ -8,6 +8,7 @@ Exit code 0, or 2 with one sentence on bad input. Nothing is imported before its
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -39,8 +40,13 @@ def main(argv: list[str] | None = None) -> int:
         if name in argv[:1]:
             import_module(module).configure(command)
     args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a letter shows "?" and the answer goes on
     try:
         result = import_module(COMMANDS[args.command][0]).run(args)
+        if result is not None:
+            print(json.dumps(result, allow_nan=False))  # in ASCII, so that it is whole in every encoding
+        sys.stdout.flush()
     except EagleError as e:
         print(f"{args.command}: {e}", file=sys.stderr)
         return 2
@@ -50,8 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if result is not None:
-        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from eagle_core.drafters import METHODS, TreeSettings
@@ -100,7 +100,7 @@ def tree_of(args: argparse.Namespace) -> TreeSettings:
 
         try:
             paths = Template.parse(json.loads(args.static_tree)).paths
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, RecursionError) as e:
             raise InvalidRequest(f"--static-tree takes rank paths as JSON, such as [[0],[1],[0,0]]: {e}") from None
     return TreeSettings(args.total_token, args.depth, args.tree_top_k, args.expand_by, not args.no_rerank, paths)
 
@@ -137,17 +137,27 @@ def _trace(path: str | None) -> Iterator[Any]:
     if path is None:
         yield lambda event: None
         return
+
+    def failed(e: OSError) -> InvalidRequest:
+        return InvalidRequest(f"the trace cannot be written to {path}: {e.strerror}")
+
     try:
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as e:
-        raise InvalidRequest(f"the trace cannot be written to {path}: {e.strerror}") from None
-    with file:
+        raise failed(e) from None
 
-        def write(event: Event) -> None:
+    def write(event: Event) -> None:
+        try:
             file.write(dump(event) + "\n")
             file.flush()
+        except OSError as e:
+            raise failed(e) from None
 
+    try:
         yield write
+    finally:
+        with suppress(OSError):  # what could not be written was told
+            file.close()
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -82,9 +83,11 @@ def test_inspect(capsys: Any) -> None:
     (["generate", *PAIR, "--total-token", "1000"], "total_token"),
     (["generate", *PAIR, "--max-new-tokens", "0"], "max_new_tokens"),
     (["generate", *PAIR, "--trace", "no/such/folder/t.jsonl"], "trace"),
+    (["generate", *PAIR, "--trace", "/dev/full"], "trace"),
     (["generate", *PAIR, "--method", "eagle2"], "EAGLE-1"),
     (["generate", *PAIR, "--static-tree", "[[0,1]]"], "static tree"),
     (["generate", *PAIR, "--static-tree", "{"], "static-tree"),
+    (["generate", *PAIR, "--static-tree", "[" * 100_000], "static-tree"),
     (["generate", *PAIR[:4], "--prompt-ids", "1,x"], "prompt-ids"),
     (["generate", *PAIR[:4], "--prompt-ids", "1,999999"], "999999"),
     (["generate", *PAIR[:4], "--prompt", "hello"], "tokenizer"),
@@ -96,6 +99,24 @@ def test_bad_input_is_one_sentence_and_code_2(argv: list[str], names: str, capsy
     assert main(argv) == 2
     err = capsys.readouterr().err
     assert names in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_of_stdout_gets_the_whole_json(encoding: str, monkeypatch: Any) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
+    assert main(["generate", *PAIR, "--max-new-tokens", "4"]) == 0
+    lines = out.getvalue().decode(encoding).splitlines()
+    assert len(json.loads(lines[-1])["ids"]) == 4 and any("Acceptance length" in line for line in lines)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [sys.executable, "-m", "eagle_core", "inspect", str(CASE / "head")]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parent)
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    err = running.stderr.read()
+    assert running.wait() == 0 and "Broken" not in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize("argv", [["generate"], ["nonsense"], [], ["generate", "--prompt", "a", "--method", "magic"]])
