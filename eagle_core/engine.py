@@ -117,6 +117,8 @@ def _check(
         raise InvalidRequest("stop strings need a tokenizer, and this target has none")
     if any(not s for s in stop):
         raise InvalidRequest("an empty stop string would end every answer at once; leave it out")
+    if any("\ud800" <= c <= "\udfff" for s in stop for c in s):
+        raise InvalidRequest("a stop string holds bytes that are no text (half of a surrogate pair); leave them out")
 
 
 class _Clock:

@@ -442,6 +442,8 @@ class Pair:
 
         Args:
             prompt: a question, a conversation as `{"role", "content"}` messages, or ids, which are taken as they are.
+                Its text is tokenised with the template around it, as everywhere with transformers: a visitor who writes
+                a control token such as `<|im_end|>` ends their own message.
             system: the system prompt, put before a question or conversation.
             template: options of the chat template, such as `{"enable_thinking": False}`.
 
@@ -467,6 +469,8 @@ class Pair:
                 raise InvalidRequest(f"a message needs a role and a content, both text; found {message!r}")
         if system:
             messages.insert(0, {"role": "system", "content": system})
+        if any("\ud800" <= c <= "\udfff" for message in messages for c in message["content"]):
+            raise InvalidRequest("the prompt holds bytes that are no text (half of a surrogate pair); leave them out")
         if not getattr(tokenizer, "chat_template", None):
             text = "\n\n".join(message["content"] for message in messages)
             note = f"{self.target.name} has no chat template; the prompt was read as plain text"

@@ -318,6 +318,16 @@ def test_a_draft_model_with_fewer_or_more_padding_rows(rows: int, sampled: bool)
     assert all(n.token < min(rows, VOCAB) for event in events[1:-1] for n in event.nodes[1:])
 
 
+def test_a_stop_string_that_is_no_text_is_refused() -> None:
+    from tests.test_pairs import _tokenizer
+
+    target = fresh()
+    target.tokenizer = _tokenizer()
+    for stop, names in (("a\udcff", "surrogate"), ("", "empty")):
+        with pytest.raises(InvalidRequest, match=names):
+            generate(target, Vanilla(), PROMPT, method="vanilla", stop=stop)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_stop_strings_end_every_method_at_the_same_token(method: str) -> None:
     from tests.test_pairs import _tokenizer

@@ -521,6 +521,8 @@ def test_the_chat_template_is_the_tokenizers(pair: Pair) -> None:
         ([{"role": "user", "content": 5}], None, "role and a content"),
         ([5, 6], "w7", "ids is taken as it is"),
         ([], None, "empty"),
+        ("w5 \udcff", None, "surrogate"),
+        ("w5", "\ud800", "surrogate"),
     ],
 )
 def test_a_conversation_that_cannot_be_read(pair: Pair, prompt: Any, system: Any, words: str) -> None:
