@@ -395,7 +395,7 @@ class Playground:
         tokens: int,
         method: str,
         language: str,
-    ) -> Iterator[tuple[str, Any]]:
+    ) -> Iterator[tuple[str | None, Any]]:
         """Sentence and figure after every setting of a sweep; the models are free for others between two answers."""
         from eagle_core import Sampling, TreeSettings
         from viz.charts import sweep
@@ -445,7 +445,7 @@ class Playground:
                 break
             pooled = Run.pool(runs)
             names = ("tau", "tokens_per_second", "step_ms")
-            rows.append({"temperature": t, "value": value} | {n: METRICS[n].of(pooled) or 0.0 for n in names})  # type: ignore[dict-item]
+            rows.append({"temperature": t, "value": value} | {n: METRICS[n].of(pooled) or 0.0 for n in names})
             yield None, sweep(rows, knob, language)
         yield "\n".join(_best(rows, knob, language)), None
 

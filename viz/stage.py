@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eagle_core.events import FATES, Event, Finish, Start, Step
+from eagle_core.events import FATES, Candidate, Event, Finish, Node, Start, Step
 from eagle_core.metrics import Run, measure
 from viz.why import reason, reasons
 
@@ -97,7 +97,7 @@ class Teller:
         }
 
     def _step(self, n: int, event: Step) -> dict[str, Any]:
-        rows = [*event.nodes, *event.dropped]
+        rows: list[Node | Candidate] = [*event.nodes, *event.dropped]
         nodes = event.nodes
         start = self._events[0]
         labels = [nodes[i].text for i in event.accepted[1:]] + [event.bonus.text]

@@ -142,12 +142,12 @@ _TABLE: dict[str, tuple[str, str]] = {
         "不用模型起草：从已有文本复制 {n} 个词元",
     ),
     "say.rerank": (
-        "Rerank: the {kept} of highest value stay, {dropped} candidates go",
+        "Rerank: the {kept} most valuable stay, {dropped} candidates go",
         "重排：保留价值最高的 {kept} 个，舍弃 {dropped} 个候选",
     ),
     "say.mask": (
-        "Flatten: {n} nodes become one input row; each sees the text so far and its own ancestors",
-        "展平：{n} 个节点排成一行输入；每个节点只看见已有文本和自己的祖先",
+        "Flatten: {n} nodes in one row, each sees its own ancestors",
+        "展平：{n} 个节点排成一行，每个只看见自己的祖先",
     ),
     "say.verify": ("Verify: one target forward over {n} nodes", "验证：目标模型一次前向看完 {n} 个节点"),
     "say.verify.one": ("One target forward over the last token", "目标模型对最后一个词元做一次前向"),

@@ -11,6 +11,7 @@ function mountStage(root, options) {
   const $ = (selector) => root.querySelector(selector);
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const PHASES = ["grow", "rerank", "mask", "verify", "accept", "commit"];
+  const ENTER = 0.35; // the token that became the root takes its place
   const BONUS = -2; // the bonus token's row: it is no node, yet it has a place
   let language = options.language || "en", visit = null;
 
@@ -34,6 +35,7 @@ function mountStage(root, options) {
   let hover = null, chosen = null; // rows of the step
   let rate = 1, gap = 600, lastArrival = 0; // live: how fast a step may be told
   let camera = null; // {s, x, y} while the reader has zoomed or panned; null fits
+  let entry = null; // where the token that is now the root stood in the step before
   const folds = new WeakMap(); // step → Set of folded rows
   const layouts = new WeakMap(); // step → geometry by mode
   const step = () => (run && k >= 0 ? run.steps[k] : null);
@@ -87,7 +89,7 @@ function mountStage(root, options) {
     const levels = s.nodes > 1 ? Math.max(...s.depth) : 0, out = [];
     let at = 0;
     const add = (name, length) => { if (length) { out.push({ name, from: at, to: at + length }); at += length; } };
-    add("grow", levels * 0.42);
+    add("grow", levels && ENTER + levels * 0.42);
     add("rerank", s.p.length > s.nodes ? 0.7 : 0);
     add("mask", levels ? 0.9 : 0);
     add("verify", 0.8);
@@ -102,6 +104,7 @@ function mountStage(root, options) {
     const later = all.find((q) => PHASES.indexOf(q.name) > PHASES.indexOf(name));
     return later && at >= later.from ? 1 : 0;
   };
+  const grownAt = (s, at) => { const { levels, phases } = score(s); return phases[0].name === "grow" ? levels * Math.min(1, Math.max(0, (at - ENTER) / (phases[0].to - ENTER))) : levels; }; // levels drafted so far
   const ease = (u) => (u <= 0 ? 0 : u >= 1 ? 1 : u < 0.5 ? 4 * u * u * u : 1 - (-2 * u + 2) ** 3 / 2);
   const out = (u) => (u <= 0 ? 0 : u >= 1 ? 1 : 1 - (1 - u) ** 3);
   const mix = (a, b, u) => a + (b - a) * u;
@@ -339,7 +342,7 @@ function mountStage(root, options) {
   function shift(s, L, scale, w) { // where a tree is wider than the board, the moment on stage is kept in sight
     const over = L.width * scale - w;
     if (over <= 0) return 0;
-    const level = part(s, "accept", t) > 0 ? part(s, "accept", t) * s.a.length : part(s, "verify", t) > 0 ? part(s, "verify", t) * (L.cols.length - 1) : part(s, "mask", t) > 0 ? 0 : part(s, "grow", t) * (L.cols.length - 1);
+    const level = part(s, "accept", t) > 0 ? part(s, "accept", t) * s.a.length : part(s, "verify", t) > 0 ? part(s, "verify", t) * (L.cols.length - 1) : part(s, "mask", t) > 0 ? 0 : grownAt(s, t);
     const d = Math.floor(level), x = mix(L.cols[Math.min(d, L.cols.length - 1)], L.cols[Math.min(d + 1, L.cols.length - 1)], level - d);
     return Math.max(0, Math.min(over, x * scale - w * 0.55));
   }
@@ -391,7 +394,12 @@ function mountStage(root, options) {
     }
     t += dt * pace();
     if (follow) { if (t >= sc.rest) { t = sc.rest; playing = false; } }
-    else if (t >= sc.total + 0.25) { if (k < run.steps.length - 1) go(k + 1, 0); else { playing = false; t = sc.rest; } }
+    else if (t >= sc.total + 0.25) { if (k < run.steps.length - 1) enter(k + 1); else { playing = false; t = sc.rest; } }
+  }
+  function enter(next) { // go on to the next step from where its root stands now
+    const s = step(), L = layout(s), v = view(s, L, regions(s));
+    entry = BONUS in L.x ? { run, k: next, x: v.x + L.x[BONUS] * v.s, y: v.y + L.y[BONUS] * v.s } : null;
+    go(next, 0);
   }
   const sum = (list) => list.reduce((a, b) => a + b, 0);
 
@@ -404,7 +412,7 @@ function mountStage(root, options) {
     const dream = imagined();
     const focus = hover ?? chosen, lit = dream ? null :  focus !== null && focus >= 0 ? ancestors(s, focus) : null;
     const X = (x) => v.x + x * v.s, Y = (y) => v.y + y * v.s;
-    const levels = score(s).levels, grown = f.grow * levels;
+    const levels = score(s).levels, grown = grownAt(s, at);
     const born = (i) => (i === 0 ? 1 : i === BONUS ? 0 : out((grown - (s.depth[i] - 1)) / 0.55));
     const beamed = (i) => ease((grown - (s.depth[i] - 0.45)) / 0.4);
     const walked = f.accept * (s.a.length + 0.6); // how far the walk is, in nodes
@@ -413,8 +421,10 @@ function mountStage(root, options) {
     const sweep = f.verify * (levels + 1.2);
     const seen = (i) => out((sweep - s.depth[i]) / 0.9);
     const left = (i) => X(L.x[i]), mid = (i) => Y(L.y[i]), wide = (i) => L.w[i] * v.s;
+    const entering = entry?.k === k && entry.run === run ? ease(at / ENTER) : 1; // the last bonus becomes this root
     const place = (i) => { // where a row is now: it slides out of its parent while it is born
       const p = i === BONUS ? s.a.at(-1) : s.p[i], u = i === BONUS ? 1 : born(i);
+      if (i === 0 && entering < 1) return [mix(entry.x, left(0), entering), mix(entry.y, mid(0), entering)];
       if (p < 0 || u >= 1) return [left(i), mid(i)];
       return [mix(left(p) + wide(p), left(i), u), mix(mid(p), mid(i), u)];
     };
@@ -454,6 +464,7 @@ function mountStage(root, options) {
       const raw = i === BONUS ? s.bonus[1] : s.x[i], fate = i >= 0 && !ghost ? fates[s.f[i]] : "";
       let fill = ink.surface, stroke = ink.hair, color = ink.ink, weight = 400, dash, width = 1, alpha = u, strike = 0;
       if (i === BONUS) { fill = ink.bonus; stroke = ink.bonus; color = ink["on-bonus"]; weight = 650; }
+      else if (i === 0 && entering < 0.5) { fill = ink.bonus; stroke = ink.bonus; color = ink["on-bonus"]; weight = 650; }
       else if (i === 0) { fill = ink.ink; stroke = ink.ink; color = ink.surface; weight = 600; }
       else if (ghost) {
         const b = s.e[i] ? beamed(i) : 0;
@@ -538,7 +549,7 @@ function mountStage(root, options) {
     const bonus = visible(s.bonus[1]);
     if (p === "grow") {
       if (!s.fw) return say("say.grow.copy", { n: drafted });
-      const level = Math.min(sc.levels, Math.floor(part(s, "grow", t) * sc.levels - 1e-9) + 1), first = s.fw - sc.levels;
+      const level = Math.min(sc.levels, Math.floor(grownAt(s, t) - 1e-9) + 1), first = s.fw - sc.levels;
       return say("say.grow", { i: Math.max(1, level + Math.max(0, first)), n: s.fw, level, made: s.depth.filter((d) => d === level).length });
     }
     if (p === "rerank") return say("say.rerank", { kept: drafted, dropped: s.p.length - s.nodes });
@@ -553,7 +564,8 @@ function mountStage(root, options) {
   }
   function tell() {
     const s = step();
-    set($(".st-caption"), caption(s));
+    const now = caption(s);
+    if ($(".st-caption").textContent !== now) { set($(".st-caption"), now); $(".st-caption").title = now; }
     set($(".st-count"), s ? say("step.of", { k: k + 1, n: run.steps.length }) : "");
     set($(".st-read"), s ? reading(s) : "\u00a0");
     phaseBar(s);
@@ -833,7 +845,7 @@ function mountStage(root, options) {
       const g = maskGeometry(s, R), i = Math.floor((y - g.y) / g.cell);
       if (x > g.x - g.label && x < g.x + g.side && i >= 0 && i < g.n) return part(s, "mask", t) > 0 && part(s, "commit", t) < 0.01 ? i : null;
     }
-    const judged = part(s, "accept", t) >= 0.9, grown = part(s, "grow", t) * score(s).levels;
+    const judged = part(s, "accept", t) >= 0.9, grown = grownAt(s, t);
     return L.rows.find((i) => { const X = v.x + L.x[i] * v.s, Y = v.y + L.y[i] * v.s; return x >= X - 3 && x <= X + L.w[i] * v.s + 3 && Math.abs(y - Y) <= Math.max(7, L.h[i] * v.s / 2 + 2) && (i === BONUS ? judged : s.depth[i] <= grown + 0.01); }) ?? null;
   }
   const where = (e) => { const r = canvas.getBoundingClientRect(); return [e.clientX - r.left, e.clientY - r.top]; };
@@ -984,8 +996,9 @@ function mountStage(root, options) {
 
   const api = {
     feed, act, jump, choose, svg, visible,
+    seek(index, beats) { halt(); go(index, beats); refresh(); },
     speak(to) { if (words[to]) { language = to; translate(); } },
-    get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, finished: !!run?.finish, language, known: !!visit }; },
+    get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, finished: !!run?.finish, language, known: !!visit, total: s ? score(s).total : 0 }; },
     /* where a row is drawn, in the page's pixels */
     locate(i) { const s = step(), L = layout(s), v = view(s, L, regions(s)), r = canvas.getBoundingClientRect(); return i in L.x ? { x: r.left + v.x + (L.x[i] + L.w[i] / 2) * v.s, y: r.top + v.y + L.y[i] * v.s, scale: v.s } : null; },
     whatIf(want) { return growing() ? (({ kept, walk, unknown, unverified }) => ({ kept: [...kept].sort((a, b) => a - b), walk, unknown: unknown?.key ?? null, unverified }))(grow(step(), want)) : null; },
