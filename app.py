@@ -515,7 +515,8 @@ def start(
     return str(address)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def options() -> argparse.ArgumentParser:
+    """The command line. The second names are those of the reference implementation's web page."""
     parser = argparse.ArgumentParser(description="EAGLE playground: watch speculative decoding happen.")
     parser.add_argument(
         "--target",
@@ -538,6 +539,11 @@ def main(arguments: list[str] | None = None) -> None:
         "--public", action="store_true", help="limits for a page that strangers use; always on in a Hugging Face Space"
     )
     parser.add_argument("--trace", metavar="FILE", help="a recorded run to open on")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = options()
     args = parser.parse_args(arguments)
     try:
         shelf = Shelf()

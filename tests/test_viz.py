@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import app
+import playground
 from eagle_core.compare import Scored, Verdict
+from eagle_core.errors import InvalidRequest
 from eagle_core.events import FATES, Candidate, Choice, Node, Start, Step, dump, load, load_trace
 from eagle_core.metrics import METRICS, Run
 from tests import synthetic
@@ -129,7 +132,7 @@ class TestStage:
         told = "".join(t for e in events if e["kind"] != "finish" for t in e["text"])
         assert told == Run.collect(run).text
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(
         seed=st.integers(0, 10**6),
         total=st.integers(1, 256),
@@ -335,6 +338,70 @@ class TestExport:
         assert page.count("</script>") == 1 and "<title>&lt;b&gt;</title>" in page
         assert "default-src 'none'" in page and "src=" not in page.split("<script>")[0]
         assert replay(run, ask="a") == replay(run, ask="a")
+
+
+def test_recordings_are_whole_and_small() -> None:
+    shelf = playground.Shelf()
+    assert len(shelf.titles) >= 8
+    methods = set()
+    for title, name in shelf.titles:
+        recording = shelf[name]
+        assert title and recording.ask and isinstance(recording.events[0], Start)
+        assert recording.events[-1].kind == "finish"
+        methods.add(recording.events[0].method)
+        assert METRICS["tokens"].of(Run.collect(recording.events)) == recording.events[-1].tokens  # type: ignore[union-attr]
+    assert {"eagle1", "eagle2", "eagle3", "lookup"} <= methods
+    for path in playground.TRACES.glob("*.gz"):
+        assert path.stat().st_size <= 300_000
+
+
+def test_command_line() -> None:
+    args = app.options().parse_args(
+        ["--base-model-path", "T", "--ea-model-path", "D", "--total-token", "-1", "--trace", "f.jsonl"]
+    )
+    assert (args.target, args.drafter, args.total_token, args.trace) == ("T", "D", -1, "f.jsonl")
+    assert app.options().parse_args(["--target", "T", "--port", "80", "--public"]).public
+    with pytest.raises(SystemExit):
+        app.main(["--trace", "/nowhere.jsonl"])
+
+
+class TestLine:
+    def test_first_come_first_served(self) -> None:
+        line = playground.Line()
+        with line.ticket() as one:
+            with line.ticket() as two, line.ticket() as three:
+                assert [line.ahead(t, 0) for t in (one, two, three)] == [0, 1, 2]
+            with line.ticket() as four:
+                assert line.ahead(four, 0) == 1  # those who left are no longer before it
+        with line.ticket() as five:
+            assert line.ahead(five, 0) == 0
+
+
+class TestBatches:
+    def test_everything_arrives_and_errors_come_through(self) -> None:
+        run = synthetic.run(1, steps=5)
+        assert [e for batch in playground.batches(iter(run), threading.Event()) for e in batch] == run
+
+        def broken():  # type: ignore[no-untyped-def]
+            yield run[0]
+            raise InvalidRequest("no")
+
+        told = playground.batches(broken(), threading.Event())
+        assert next(told) == run[:1]
+        with pytest.raises(InvalidRequest):
+            next(told)
+
+    def test_leaving_stops_the_work(self) -> None:
+        cancel, run = threading.Event(), synthetic.run(1, steps=2)
+
+        def endless():  # type: ignore[no-untyped-def]
+            while not cancel.wait(0.005):
+                yield run[0]
+
+        told = playground.batches(endless(), cancel)
+        next(told)
+        told.close()
+        assert cancel.is_set()
 
 
 def test_the_page_and_its_pictures_import_no_torch() -> None:
