@@ -114,7 +114,7 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
         raise EngineBusy(f"{target.name} is giving an answer; its costs can be measured after it")
     try:
         with torch.inference_mode():
-            context = min(_CONTEXT, target.context // 2, drafter.context // 2)
+            context = max(min(_CONTEXT, target.context // 2, drafter.context // 2), 1)
             ids = [(37 * i + 11) % target.vocab_size for i in range(context + AUTO_LIMIT)]
             tokens = torch.tensor(ids).to(target.device)
             session = target.session(context + AUTO_LIMIT, drafter.capture)
@@ -140,7 +140,7 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
 
             feedback = Feedback(ids[: context + 1], tokens[:context], features, tokens[context : context + 1])
             drafted = []
-            for depth in (1, 3):
+            for depth in (1, 3) if drafter.context > context + 3 else ():
                 budget = TreeSettings(total_token=16, depth=depth)
 
                 def draft(budget: TreeSettings = budget) -> None:
@@ -151,5 +151,5 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
             target.release(session)
     finally:
         target.lock.release()
-    level = max((drafted[1] - drafted[0]) / 2, 0.0)
+    level = max((drafted[1] - drafted[0]) / 2, 0.0) if drafted else 0.0
     return Costs(rows, tuple(round(ms, 3) for ms in verify), round(level, 3), round(level, 3))

@@ -72,7 +72,8 @@ def generate(
         pair: what `Start` should say of target and drafter, beyond what they say of themselves.
         prompt_text: the prompt as text, for the trace.
         unknown: anything else, such as `repetition_penalty` or `num_beams`, is refused by name.
-        record: tell each step's nodes and candidates; False tells only what was emitted, to measure what that costs.
+        record: tell each step's nodes and candidates; False tells only what was emitted, to measure what telling
+            costs: such steps have no tree and are not for traces.
 
     Returns:
         An iterator of one `Start`, the `Step`s, one `Finish`. Arguments are checked at once, before the first `next`.

@@ -506,17 +506,12 @@ class Pair:
         Raises:
             InvalidRequest: at once, before any forward, if anything asked cannot be honoured.
         """
-        from eagle_core.budget import measure_costs
+        from eagle_core.budget import AUTO_LIMIT, measure_costs
         from eagle_core.drafters import TreeSettings
         from eagle_core.engine import generate
 
         drafter = self.drafter(method)
         settings = settings or TreeSettings()
-        if settings.total_token == -1 and settings.costs is None:
-            with self._lock:
-                if method not in self._costs:
-                    self._costs[method] = measure_costs(self.target, drafter)
-            settings = replace(settings, costs=self._costs[method])
         ids, text, note = self.encode(prompt, system, template)
         facts = self.facts(method)
         told = ("source", "variant", "producer", "layers", "layers_assumed", "coverage", "parameters", "warnings")
@@ -525,21 +520,31 @@ class Pair:
             "drafter": {key: facts[key] for key in told if key in facts},
             "prompt": {"system": system, "template": dict(template or {}), "note": note},
         }
-        return generate(
-            self.target,
-            drafter,
-            ids,
-            method=method,
-            sampling=sampling,
-            settings=settings,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            cancel=cancel,
-            pair=pair,
-            prompt_text=text,
-            record=record,
-            **unknown,
-        )
+
+        def answer(settings: TreeSettings) -> Iterator[Event]:
+            return generate(
+                self.target,
+                drafter,
+                ids,
+                method=method,
+                sampling=sampling,
+                settings=settings,
+                max_new_tokens=max_new_tokens,
+                stop=stop,
+                cancel=cancel,
+                pair=pair,
+                prompt_text=text,
+                record=record,
+                **unknown,
+            )
+
+        if settings.total_token == -1 and settings.costs is None:
+            answer(replace(settings, total_token=AUTO_LIMIT))  # refuses what cannot be honoured before measuring
+            with self._lock:
+                if method not in self._costs:
+                    self._costs[method] = measure_costs(self.target, drafter)
+            settings = replace(settings, costs=self._costs[method])
+        return answer(settings)
 
 
 def _check_vocabulary(draft: Target, target: Target) -> None:

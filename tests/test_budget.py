@@ -13,6 +13,7 @@ from eagle_core.drafters.plain import PromptLookup, Vanilla
 from eagle_core.engine import generate
 from eagle_core.events import dump, load
 from eagle_core.growth import grow_dynamic
+from eagle_core.verify import Sampling
 from tests.conftest import drafter_for, greedy, tiny_target
 from tests.test_growth import Oracle
 
@@ -71,6 +72,27 @@ def test_the_choice_depends_on_the_costs_alone() -> None:
         return [len(e.nodes) for e in events[1:-1]]
 
     assert sizes() == sizes()
+
+
+@pytest.mark.parametrize("method", ["chain", "chain-sampled", "lookup", "eagle3"])
+def test_every_method_drafts_less_where_rows_are_dear(method: str) -> None:
+    target = tiny_target()
+    sizes = []
+    for costs in (FREE, DEAR):
+        drafter = drafter_for(method, target)
+        events = list(
+            generate(target, drafter, PROMPT * 3, method=method, sampling=Sampling(1.0, seed=2),
+                     settings=TreeSettings(-1, costs=costs), max_new_tokens=16)
+        )  # fmt: skip
+        sizes.append(sum(len(e.nodes) for e in events[1:-1]) / len(events[1:-1]))
+    assert sizes[0] > sizes[1]
+
+
+def test_a_drafter_of_almost_no_context_can_be_measured() -> None:
+    target = tiny_target()
+    drafter = drafter_for("eagle3", target)
+    drafter.context = 1
+    assert measure_costs(target, drafter).level_ms == 0
 
 
 @pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle2", "eagle3", "chain"])

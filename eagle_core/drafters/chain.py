@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from eagle_core.budget import Costs, next_level_pays
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.target import Session, Target
 from eagle_core.tree import DraftTree, path_tree
@@ -60,11 +61,14 @@ class Chain(Drafter):
         session.cache.length = self._read + min(accepted, max(self._drafted - 1, 0)) if self._read else 0
         unread = torch.tensor(feedback.ids[session.cache.length :]).clamp_max(self._rows - 1)
         room = min(settings.depth, settings.limit - 1)
-        self._read, self._drafted = len(feedback.ids), room
         logits, _ = session.prefill(unread.to(self.draft.device, non_blocking=True))
         tokens, confidence, proposal = [feedback.root], [logits.new_ones(1)], []
+        worth: list[float] = []  # values of the drafts so far, read back only where −1 decides by them
         for d in range(room):
             if d:
+                # Decided before the next draft is drawn: dropping one that was seen would bias the ratio rule.
+                if settings.auto is not None and not _pays(worth, settings.auto):
+                    break
                 logits, _ = session.prefill(tokens[-1])
             logits = logits[:, : self._vocab].nan_to_num(0.0, 0.0, -1e30)  # an overflow may only cost speed
             q = processed(logits, self._sampling) if self._keeps_proposal else logits.softmax(-1)
@@ -75,8 +79,11 @@ class Chain(Drafter):
             tokens.append(token)
             confidence.append(q.gather(1, token[:, None])[:, 0])
             proposal.append(F.pad(q, (0, self._vocab - q.shape[-1])))
-        chain = torch.cat(tokens), torch.cat(confidence), max(room, 1)
-        if not self._keeps_proposal or not room:
+            if settings.auto is not None:
+                worth.append((worth[-1] if worth else 1.0) * confidence[-1].item())
+        self._read, self._drafted = len(feedback.ids), len(proposal)
+        chain = torch.cat(tokens), torch.cat(confidence), max(len(proposal), 1)
+        if not self._keeps_proposal or not proposal:
             return path_tree(*chain)
         return path_tree(*chain, torch.cat((*proposal, torch.zeros_like(proposal[0]))))
 
@@ -86,3 +93,9 @@ class Chain(Drafter):
             "context": self.draft.context,
             "dtype": str(self.draft.dtype).removeprefix("torch."),
         }
+
+
+def _pays(worth: list[float], costs: Costs) -> bool:
+    """Whether one more draft is expected to, if it is as likely as the last one was."""
+    share = worth[-1] / (worth[-2] if len(worth) > 1 else 1.0) if worth[-1] else 0.0
+    return next_level_pays(worth, worth[-1:], share, costs, costs.extend_ms + (len(worth) - 1) * costs.level_ms)
