@@ -593,6 +593,32 @@ def test_the_whole_recipe_on_a_small_model(folder: Path, tmp_path: Path, capsys:
     assert main(line) == 0, "the same line goes on with what is there"
 
 
+def test_two_processes_train_one_head(folder: Path, tmp_path: Path) -> None:
+    """As on several devices: half of each batch on each, one log, one checkpoint."""
+    import os
+    import subprocess
+    import sys
+
+    from eagle_core.pairs import load_target
+
+    write(load_target(folder), tmp_path / "corpus", 3000, slots=6, limit=120, answer_tokens=20, progress=False)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "eagle_core",
+        "train",
+        "eagle3", "--target", str(folder), "--corpus", str(tmp_path / "corpus"),
+        "--out", str(tmp_path / "run"), "--steps", "4", "--batch-tokens", "400", "--draft-vocab", "40",
+        "--muon-block", "16", "--export", str(tmp_path / "head"),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, "\n".join(x for x in done.stderr.splitlines() if "train:" in x or "Error" in x)
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert saved["progress"]["update"] == 4 and saved["progress"]["batch"] == 8
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 1
+    assert (tmp_path / "head" / "README.md").exists()
+
+
 def test_a_head_can_begin_as_another_one(text: tuple[Target, Corpus], tmp_path: Path) -> None:
     target, corpus = with_states(text, tmp_path)
     first = Run(recipe(updates=6), target, [corpus], tmp_path / "first")

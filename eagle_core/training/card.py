@@ -26,6 +26,8 @@ def command(about: dict[str, Any]) -> str:
 
     corpora = " ".join(corpus["folder"] for corpus in about["corpora"])
     words = [f"python -m eagle_core train {about['method']} --target {about['target']} --corpus {corpora} --out RUN"]
+    if about["started_from"]:
+        words.append(f"--start-from {about['started_from']}")
     words.append(f"--steps {about['updates']}" if about["updates"] else f"--hours {about['hours']:g}")
     for item in fields(Recipe):
         value = about[item.name]

@@ -195,7 +195,7 @@ class Run:
         self.head, self.unmatched = initial_head(
             recipe.family, target, capture=wanted, draft_ids=ids if fused else None, seed=recipe.seed
         )
-        self.started_from = str(start_from) if start_from else ""
+        self.started_from = saved.get("started_from", "") if saved else str(start_from or "")
         if start_from is not None and saved is None:
             inherit(self.head, start_from, target)
         elif saved is None:
@@ -224,16 +224,16 @@ class Run:
             ),
             torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
         ]
+        # Rates and the like are this recipe's, also where moments and momenta come from a checkpoint.
+        settings = [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in optimizers]
+        self.rates = [[float(group["lr"]) for group in groups_] for groups_ in settings]
         if saved is not None:
             self.head.load_state_dict(saved["head"])
-            for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            for optimizer, state, mine in zip(optimizers, saved["optimizers"], settings, strict=True):
                 optimizer.load_state_dict(state)
+                for group, setting in zip(optimizer.param_groups, mine, strict=True):
+                    group.update(setting)
             self.at = Progress(**{**saved["progress"], "counts": tuple(saved["progress"]["counts"])})
-        self.rates = [[float(g["initial_rate"]) if "initial_rate" in g else float(g["lr"]) for g in o.param_groups]
-                      for o in optimizers]  # fmt: skip
-        for optimizer, rates in zip(optimizers, self.rates, strict=True):
-            for group, value in zip(optimizer.param_groups, rates, strict=True):
-                group["initial_rate"] = value
         self.objective = self.accelerator.prepare(objective)
         self.optimizers = optimizers
         self.batches: list[list[tuple[int, int]]] = []
@@ -276,6 +276,10 @@ class Run:
             learn, _ = self.library.split(self.at.counts)
             self.batches = _order(learn, self.library, self._shared_recipe(), self.at.epoch)
         if self.at.batch + per_update > len(self.batches):
+            if len(self.batches) < per_update:
+                raise TrainingError(
+                    f"The corpus makes {len(self.batches)} batches for {per_update} devices; write more of it."
+                )
             self.at.epoch += 1
             self._begin_epoch()
             return self._next()
@@ -299,10 +303,6 @@ class Run:
         self.at.counts = tuple(counts.tolist())
         self.at.batch = 0
         self.batches = []
-        learn, _ = self.library.split(self.at.counts)
-        tokens = sum(self.library.length(key) for key in learn)
-        if len(learn) == 0 or tokens < self.workers:
-            raise TrainingError("The corpus is too small to learn from; write more of it.")
 
     def update(self) -> dict[str, Any]:
         """One optimizer update. Returns its numbers: loss, accuracy of each chain step, tokens.
@@ -359,6 +359,7 @@ class Run:
         state = {
             "method": self.recipe.method,
             "ids": self.ids,
+            "started_from": self.started_from,
             "head": self.head.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "progress": progress,

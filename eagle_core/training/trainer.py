@@ -2,6 +2,7 @@
 
     python -m eagle_core train eagle3 --target T --corpus DIR --out DIR --hours 2
     python -m eagle_core train eagle3 --target T --corpus DIR --out DIR --hours 2 --resume      after a kill
+    torchrun --nproc_per_node 4 -m eagle_core train eagle3 …                                    on several GPUs
 
 The target is never run: its states are on disk (and computed once, here, where the corpus lacks them). What a step
 does is decided by the seed and its number alone, so a resumed run continues the curve of an unbroken one exactly;
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -139,8 +141,12 @@ def train(
     *,
     resume: bool = False,
     start_from: Path | str | None = None,
+    export: Path | None = None,
 ) -> dict[str, Any]:
-    """Run to the end. Returns the last held-out report with the run's counts."""
+    """Run to the end, and write the head in public form to `export`, if given.
+
+    Returns the last held-out report with the run's counts.
+    """
     from tqdm import tqdm
 
     from eagle_core.training.runs import Run
@@ -167,6 +173,10 @@ def train(
             saved = time.monotonic()
     report = _evaluate_and_keep(run)
     bar.close()
+    if export is not None and run.main:
+        from eagle_core.training.card import ship
+
+        ship(run, export)
     return {"method": recipe.method, "out": str(out), "updates": run.at.update, "tokens": run.at.tokens,
             "seconds": round(run.at.seconds, 1), "coverage": round(run.coverage, 4), **report}  # fmt: skip
 
@@ -266,15 +276,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         everywhere=not args.answers_only,
         **options,
     )
-    target = load_target(args.target, dtype=args.dtype, device=args.device)
+    device, rank = args.device, os.environ.get("LOCAL_RANK")
+    if rank is not None and device == "auto":  # one of several processes, each with its own GPU
+        import torch
+
+        device = f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
+    target = load_target(args.target, dtype=args.dtype, device=device)
     corpora = [Corpus.open(folder, target) for folder in args.corpus]
     for corpus in corpora:
-        fill_features(corpus, target)
-    result = train(recipe, target, corpora, args.out, resume=args.resume, start_from=args.start_from)
-    if args.export:
-        from eagle_core.training.card import ship
-        from eagle_core.training.runs import Run
-
-        ship(Run(recipe, target, corpora, args.out, resume=True), args.export)
-        result["export"] = str(args.export)
-    return result
+        if rank in (None, "0"):
+            fill_features(corpus, target)
+        while corpus.featured < len(corpus):  # the first process is at it
+            time.sleep(1)
+            corpus.refresh()
+    return train(recipe, target, corpora, args.out, resume=args.resume, start_from=args.start_from, export=args.export)
