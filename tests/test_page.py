@@ -118,7 +118,7 @@ def browser() -> Iterator[Any]:
 class Screen:
     """One visitor. Fails the test on any console error, page error or request to another host."""
 
-    def __init__(self, browser: Any, site: SimpleNamespace, query: str = "", **options: Any) -> None:
+    def __init__(self, browser: Any, site: SimpleNamespace, query: str = "/?max_new_tokens=24", **options: Any) -> None:
         self.faults: list[str] = []
         self.context = browser.new_context(**({"viewport": {"width": 1440, "height": 900}} | options))
         self.page = self.context.new_page()
@@ -162,6 +162,26 @@ class Screen:
         assert not self.faults
 
 
+@pytest.fixture(scope="module")
+def shared(browser: Any, site: SimpleNamespace) -> Iterator[Screen]:
+    screen = Screen(browser, site)
+    yield screen
+    screen.close()
+
+
+@pytest.fixture
+def viewer(shared: Screen) -> Iterator[Screen]:
+    """One page for all who only look: nothing is asked of the models, and it is left as it was found."""
+    yield shared
+    shared.page.evaluate(
+        "() => { stage.choose(null); document.activeElement.blur(); for (const c of ['.st-if', '.st-help'])"
+        " document.querySelector(c).hidden = true; stage.act('fit'); stage.jump(0); }"
+    )
+    shared.page.select_option(".st-ghost-mode", "count")
+    shared.page.select_option(".st-speed", "1")
+    assert not shared.faults
+
+
 @pytest.fixture
 def screen(browser: Any, site: SimpleNamespace) -> Iterator[Screen]:
     screen = Screen(browser, site)
@@ -180,7 +200,7 @@ def test_answers_with_a_verdict(screen: Screen, pair: TinyPair) -> None:
     screen.ask("tell me more")
     screen.until("state.finished && state.run !== 'first' && !state.note")
     screen.page.wait_for_selector(".st-foot .equal")
-    expected = list(pair.generate("tell me more", method="eagle3", settings=_settings(12), max_new_tokens=128))
+    expected = list(pair.generate("tell me more", method="eagle3", settings=_settings(12), max_new_tokens=24))
     assert screen.page.locator(".st-answer").evaluate("e => e.textContent") == "".join(e.text for e in expected)
     origins = screen.page.evaluate("[...document.querySelectorAll('.st-answer .tok')].map(e => e.classList[1])")
     wanted = ["plain"] + [
@@ -190,9 +210,9 @@ def test_answers_with_a_verdict(screen: Screen, pair: TinyPair) -> None:
         for o in (["draft"] * (len(e.accepted) - 1) + ["bonus"])[: len(e.emitted)]
     ]
     assert origins == wanted
-    assert screen.text(".st-foot .equal") == say("en", "verdict.equal", n=128)
+    assert screen.text(".st-foot .equal") == say("en", "verdict.equal", n=24)
     screen.page.evaluate("document.querySelector('.st-truth').open = true")
-    screen.page.wait_for_function("document.querySelector('.st-lane.plain span').textContent.includes('128')")
+    screen.page.wait_for_function("document.querySelector('.st-lane.plain span').textContent.includes('24')")
     assert screen.page.locator(".st-pays").inner_text().startswith("Speculation")
 
 
@@ -202,7 +222,8 @@ def _settings(total: int) -> Any:
     return TreeSettings(total)
 
 
-def test_stop_acts_at_once_and_the_next_prompt_works(screen: Screen, pair: TinyPair) -> None:
+def test_stop_acts_at_once_and_the_next_prompt_works(browser: Any, site: SimpleNamespace, pair: TinyPair) -> None:
+    screen = Screen(browser, site, "/?max_new_tokens=90")
     pair.slow.pause = PAUSE
     try:
         screen.ask("a long one")
@@ -217,46 +238,47 @@ def test_stop_acts_at_once_and_the_next_prompt_works(screen: Screen, pair: TinyP
     screen.ask("again")
     screen.until(f"state.run !== '{first}' && state.finished && !state.note")
     assert screen.page.locator(".st-turn").count() == 2  # a conversation goes on
+    screen.close()
 
 
-def test_scrub_and_step(screen: Screen) -> None:
-    page = screen.page
+def test_scrub_and_step(viewer: Screen) -> None:
+    page = viewer.page
     page.locator(".st-range").fill("6")
-    assert screen.state["k"] == 5 and not screen.state["playing"]
+    assert viewer.state["k"] == 5 and not viewer.state["playing"]
     page.click('[data-act="nextstep"]')
-    assert screen.state["k"] == 6
+    assert viewer.state["k"] == 6
     page.click('[data-phase="verify"]')
     page.wait_for_function(
         "document.querySelector('.st-caption').textContent.startsWith('Verify: one target forward over 24')"
     )
     page.click('[data-act="nextphase"]')
-    assert screen.state["phase"] == "accept"
+    assert viewer.state["phase"] == "accept"
     page.click('[data-act="prevstep"]')
     page.select_option(".st-speed", "4")
     page.click('[data-act="play"]')
     page.wait_for_function("stage.state.playing && stage.state.k >= 6")
     page.click('[data-act="play"]')
-    assert not screen.state["playing"]
+    assert not viewer.state["playing"]
 
 
-def test_why_is_it_so(screen: Screen, site: SimpleNamespace) -> None:
-    page, step = screen.page, site.run[5]
+def test_why_is_it_so(viewer: Screen, site: SimpleNamespace) -> None:
+    page, step = viewer.page, site.run[5]
     page.evaluate("stage.jump(4)")
     for row in (0, 3, step.accepted[-1], len(step.nodes) - 1):
         where = page.evaluate(f"stage.locate({row})")
         page.mouse.click(where["x"], where["y"])
         page.wait_for_selector(".st-why:not([hidden])", timeout=3000)
-        assert screen.state["chosen"] == row
-        assert screen.text(".st-why .why") == why(step, row, "en")
-        assert f"{step.nodes[row].token}" in screen.text(".st-why dl")
+        assert viewer.state["chosen"] == row
+        assert viewer.text(".st-why .why") == why(step, row, "en")
+        assert f"{step.nodes[row].token}" in viewer.text(".st-why dl")
         page.keyboard.press("Escape")
     token = page.locator('.st-answer .tok.draft[data-n="5"]').first
     token.click()
-    assert screen.state["k"] == 4 and screen.state["chosen"] == step.accepted[1]
+    assert viewer.state["k"] == 4 and viewer.state["chosen"] == step.accepted[1]
 
 
-def test_every_row_has_its_place(screen: Screen, site: SimpleNamespace) -> None:
-    page = screen.page
+def test_every_row_has_its_place(viewer: Screen, site: SimpleNamespace) -> None:
+    page = viewer.page
     page.select_option(".st-ghost-mode", "show")
     for index in (0, 6, 13):
         page.evaluate(f"stage.jump({index})")
@@ -283,8 +305,8 @@ def imagined(step: Step, total: int, depth: int, top_k: int) -> tuple[list[int],
     return sorted([0, *(c.id for c in kept)]), covered
 
 
-def test_what_if(screen: Screen, site: SimpleNamespace) -> None:
-    page = screen.page
+def test_what_if(viewer: Screen, site: SimpleNamespace) -> None:
+    page = viewer.page
     page.click('.st-tools [data-act="whatif"]')
     for index in (2, 6):
         page.evaluate(f"stage.jump({index})")
@@ -368,33 +390,33 @@ def test_a_link_restores_the_view(browser: Any, site: SimpleNamespace) -> None:
     screen.close()
 
 
-def test_keyboard_alone(screen: Screen) -> None:
-    page = screen.page
+def test_keyboard_alone(viewer: Screen) -> None:
+    page = viewer.page
     page.evaluate("stage.jump(2); document.activeElement.blur()")
     page.keyboard.press("ArrowRight")
-    assert screen.state["k"] == 3
+    assert viewer.state["k"] == 3
     page.keyboard.press(",")
-    assert screen.state["phase"] == "verify"
+    assert viewer.state["phase"] == "verify"
     page.keyboard.press("End")
-    assert screen.state["k"] == 13
+    assert viewer.state["k"] == 13
     page.keyboard.press("Home")
     page.keyboard.press("?")
     assert page.locator(".st-help").is_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("n")
     page.keyboard.press("ArrowRight")
-    assert screen.state["chosen"] > 0 and page.locator(".st-why").is_visible()
+    assert viewer.state["chosen"] > 0 and page.locator(".st-why").is_visible()
     page.keyboard.press("Escape")
     page.keyboard.press(" ")
-    assert screen.state["playing"]
+    assert viewer.state["playing"]
     page.keyboard.press(" ")
     page.fill("#prompt textarea", "")
     page.type("#prompt textarea", "n?, ")
-    assert page.input_value("#prompt textarea") == "n?, " and not screen.state["playing"]
+    assert page.input_value("#prompt textarea") == "n?, " and not viewer.state["playing"]
 
 
 def test_two_visitors_wait_for_each_other(browser: Any, site: SimpleNamespace, pair: TinyPair) -> None:
-    one, two = Screen(browser, site), Screen(browser, site)
+    one, two = Screen(browser, site, "/?max_new_tokens=90"), Screen(browser, site, "/?max_new_tokens=90")
     pair.slow.pause = PAUSE
     try:
         one.ask("first come")
@@ -485,9 +507,9 @@ def test_another_pair_is_looked_at_and_refused_in_words(screen: Screen) -> None:
     screen.until("state.run !== 'first' && state.finished && !state.note")
 
 
-def test_labels_are_the_same_on_both_sides(screen: Screen) -> None:
+def test_labels_are_the_same_on_both_sides(viewer: Screen) -> None:
     texts = [*HOSTILE, "a b", "\u200d", "\u3000", "\ue000", "e\u0301"]
-    assert screen.page.evaluate(f"{json.dumps(texts)}.map(stage.visible)") == [visible(t) for t in texts]
+    assert viewer.page.evaluate(f"{json.dumps(texts)}.map(stage.visible)") == [visible(t) for t in texts]
 
 
 def test_live_at_engine_speed(screen: Screen) -> None:
