@@ -5,7 +5,7 @@
 
 A handler turns a request into messages for the stage (`viz.stage`), which draws. The engine is imported when the
 first message is sent, so the page is there at once and can be read without any model. What stands behind the
-widgets is in `playground`.
+widgets is in `viz.playground`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,18 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
 
+from eagle_core.drafters import METHODS
 from eagle_core.errors import EagleError
 from eagle_core.events import load_trace
 from eagle_core.pairs import PRESETS
-from playground import Models, Playground, Recording, Shelf
 from viz.export import parts
+from viz.playground import Models, Playground, Recording, Shelf
 from viz.stage import message
 from viz.words import LANGUAGES, WORDS, say
 
 STAGE = Path(__file__).parent / "assets" / "stage"
-USES: dict[str, tuple[str, ...]] = {
-    "vanilla": (),
-    "lookup": ("total_token", "depth"),
-    "chain": ("total_token", "depth"),
-    "chain-sampled": ("total_token", "depth"),
-    "eagle1": ("depth", "static_tree"),
-    "eagle2": ("total_token", "depth", "top_k", "expand_by", "rerank"),
-    "eagle3": ("total_token", "depth", "top_k", "expand_by", "rerank"),
-}
-"""Which knobs of the tree each method reads: `METHODS` without importing torch; a test holds them equal."""
+USES = {name: method.settings for name, method in METHODS.items()}
+"""Which knobs of the tree each method reads."""
 
 CHARTS = ("length", "histogram", "acceptance", "calibration", "time", "race", "size")
 """Charts below the stage, the names of `viz.charts.CHARTS`; plotly is imported when they are first looked at."""

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import app
-import playground
 from eagle_core.drafters import METHODS, Drafter
 from eagle_core.events import Step, dump, load_trace
 from eagle_core.pairs import Pair
@@ -27,6 +26,7 @@ from eagle_core.target import Target
 from tests import synthetic
 from tests.conftest import VOCAB, eagle_head, tiny_model
 from tests.test_viz import HOSTILE
+from viz import playground
 from viz.why import why
 from viz.words import say, visible
 

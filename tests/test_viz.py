@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import app
-import playground
 from eagle_core.compare import Scored, Verdict
 from eagle_core.errors import InvalidRequest
 from eagle_core.events import FATES, Candidate, Choice, Node, Start, Step, dump, load, load_trace
 from eagle_core.metrics import METRICS, Run
 from tests import synthetic
+from viz import playground
 from viz.charts import figures, sweep
 from viz.export import numbers_csv, replay, trace
 from viz.graph import branching, graph, graphml

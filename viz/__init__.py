@@ -8,5 +8,6 @@
            ──► whatif          which nodes another budget would have kept
            ──► export          one HTML file that replays a run offline, CSV of the metrics
 
-The same events give the same bytes.
+The same events give the same bytes. `playground` alone has a clock and threads: it stands behind the page, brings
+visitors to the models one at a time and hands the engine's events on.
 """

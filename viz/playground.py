@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BEAT", "MAX_TRACE", "Line", "Models", "Playground", "Recording", "Shelf", "Visit", "batches"]
 
-TRACES = Path(__file__).parent / "assets" / "traces"
+TRACES = Path(__file__).parent.parent / "assets" / "traces"
 MAX_VISITS = 200
 """Visitors remembered; beyond that the oldest idle ones are forgotten."""
 
