@@ -82,13 +82,21 @@ def theme() -> gr.themes.Base:
 
 CSS = """
 .gradio-container { --layout-gap: 10px; }
-main.fillable { padding: 14px 22px 8px !important; }
+main.fillable { padding: 12px 22px 8px !important; }
 .sidebar { background: var(--background-fill-primary) !important; }
-.form { background: transparent !important; border: 0 !important; gap: 12px; box-shadow: none !important; }
-.sidebar .block { overflow: visible; } .sidebar input[type=number] { max-width: 64px; }
-.sidebar .head { align-items: center; } .sidebar .reset-button { min-width: 24px; }
+.sidebar .sidebar-content { padding: 16px 18px !important; }
+.form { background: transparent !important; border: 0 !important; gap: 10px; box-shadow: none !important; }
+.sidebar .column, .sidebar .form { gap: 10px !important; }
+.sidebar .block { overflow: visible !important; }
+.sidebar .head { align-items: baseline !important; margin: 0 !important; gap: 8px; } .sidebar .head label { margin: 0; }
+.sidebar input[type=number] { max-width: 56px; height: 26px; padding: 0 4px !important; text-align: right; border-radius: 6px; }
+.sidebar #seed input[type=number] { max-width: none; height: 34px; padding: 0 12px !important; text-align: left; }
+.sidebar .tab-like-container { border: 0 !important; box-shadow: none !important; background: none !important; height: 26px; }
+.sidebar .reset-button, .sidebar .min_value, .sidebar .max_value { display: none !important; }
+.sidebar .slider_input_container { margin-top: 2px; } .sidebar .wrap-inner { padding: 4px 6px !important; }
+.sidebar .info-text { margin: 0 0 2px !important; line-height: 1.35 !important; }
 #brand h1 { font-size: 19px; font-weight: 650; margin: 0; letter-spacing: -.01em; }
-#brand p { color: var(--body-text-color-subdued); font-size: 13px; margin: 2px 0 6px; }
+#brand p { color: var(--body-text-color-subdued); font-size: 13px; line-height: 1.4; margin: 2px 0 2px; }
 #composer { align-items: flex-end; gap: 8px; flex-wrap: nowrap; } #composer button { height: 42px; }
 #stage { padding: 0 !important; overflow: visible; }
 @media (max-width: 760px) { main.fillable { padding: 10px 12px !important; } #composer { flex-wrap: wrap; } }
@@ -125,11 +133,16 @@ const stage = mountStage(element.querySelector(".stage"), {
   onStop: () => document.querySelector("#stop")?.click(),
   onKeep: (visit, kind, run, k) => server.keep(visit, kind, run, k),
   onOpen: (visit, name, text) => server.open_trace(visit, name, text),
+  onStage: () => queueMicrotask(() => trigger("select")),
+  onLesson: (visit, index, run) => server.lesson(visit, index, run),
 });
 window.stage = stage;
 stage.feed(props.value);
 watch("value", () => stage.feed(props.value));
 """
+
+ON_STAGE = "() => { const names = %s, run = window.stage?.state.run; return names.includes(run) ? run : null; }"
+"""The recording that is on stage: the menu shows that one, or none while an answer is there."""
 
 SPEAK = "(code) => { window.stage.speak(code); return code; }"
 
@@ -182,7 +195,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
     markup, _, script = parts()
 
     with gr.Blocks(title=say("en", "title"), fill_width=True) as page:
-        with gr.Sidebar(width=308):
+        with gr.Sidebar(width=284):
             word(gr.Markdown, keys={"value": "brand"}, elem_id="brand")
             shelf = word(
                 gr.Dropdown, ground.shelf.titles,
@@ -230,9 +243,12 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         def open_trace(asked: list[Any]) -> dict[str, str]:
             return ground.open_trace(asked)
 
+        def lesson(asked: list[Any]) -> dict[str, str]:
+            return ground.lesson(asked)
+
         stage = gr.HTML(
             ground.opening.opening() if ground.opening else None, html_template=markup, js_on_load=script + MOUNT,
-            apply_default_css=False, elem_id="stage", server_functions=[keep, open_trace],
+            apply_default_css=False, elem_id="stage", server_functions=[keep, open_trace, lesson],
         )  # fmt: skip
         with gr.Row(elem_id="composer"):
             prompt = word(
@@ -384,6 +400,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             return ground.play(ground.visit(who(request)), ground.shelf[name]) if name in ground.shelf else None
 
         shelf.input(play, shelf, stage, **quiet)
+        stage.select(None, None, shelf, js=ON_STAGE % json.dumps([name for _, name in ground.shelf.titles]))
         language.change(word.speak, language, word.widgets, js=SPEAK, **quiet).then(
             fit_knobs, [method, language], fitted, **quiet
         )

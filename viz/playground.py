@@ -26,6 +26,7 @@ from eagle_core.events import Event, dump, load_trace
 from eagle_core.metrics import METRICS, Run
 from eagle_core.pairs import DEFAULT
 from viz.export import numbers_csv, replay, trace
+from viz.lesson import page
 from viz.stage import Teller, message
 from viz.verdict import beside
 from viz.words import say
@@ -247,11 +248,11 @@ class Playground:
         self.visit(session).start_over()
         return message(clear=True)
 
-    def play(self, visit: Visit, recording: Recording, at: dict[str, Any] | None = None) -> str:
-        """Put a recording on stage, in place of whatever was there."""
+    def play(self, visit: Visit, recording: Recording, at: dict[str, Any] | None = None, **extra: Any) -> str:
+        """Put a recording on stage, in place of whatever was there. `extra` fields travel along."""
         visit.start_over()
         visit.shown[recording.name] = shown = recording.shown()
-        return shown.teller.recall(recording.told, clear=True, at=at, visit=visit.key)
+        return shown.teller.recall(recording.told, clear=True, at=at, visit=visit.key, **extra)
 
     def answer(self, visit: Visit, text: str, *, race: bool, system: str | None, **wish: Any) -> Iterator[str]:
         """Messages for the stage while one prompt is answered, and checked if `race`."""
@@ -493,6 +494,19 @@ class Playground:
         if len(recording.events) < 2:
             return {"error": "this trace holds no step"}
         return {"message": self.play(visit, recording)}
+
+    def lesson(self, asked: list[Any]) -> dict[str, str]:
+        """A page of the lesson, [key of the visit, number of the page, name of the run on stage]."""
+        key, index, on_stage = (*asked, None, None, None)[:3]
+        visit = self._holder(key)
+        if visit is None or not isinstance(index, int):
+            return {"error": "this page is no longer known to the server; load it again"}
+        told = page(self.shelf, index)
+        if told is None:
+            return {"error": "there is no such page of the lesson, or no recording to show it on"}
+        if told["run"] == on_stage and on_stage in visit.shown:
+            return {"message": message(lesson=told)}
+        return {"message": self.play(visit, self.shelf[told["run"]], lesson=told)}
 
     def charts(self, session: str, language: str) -> list[Any]:
         """Figures of the last answer on the page."""

@@ -14,11 +14,48 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from eagle_core.drafters import METHODS
 from eagle_core.metrics import METRICS
 
 __all__ = ["LANGUAGES", "WORDS", "number", "say", "visible"]
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
+
+_METHODS_ZH = {
+    "vanilla": (
+        "普通解码",
+        "目标模型每次前向得到一个词元：基准。",
+    ),
+    "lookup": (
+        "提示查找",
+        "在前文中找到最近几个词元上次出现的位置，照抄其后文作为草稿。",
+    ),
+    "chain": (
+        "草稿模型",
+        "较小的语言模型逐个起草它认为最可能的词元。",
+    ),
+    "chain-sampled": (
+        "草稿模型（采样）",
+        "较小的语言模型采样起草；每个词元以概率 min(1, p/q) 被接受。",
+    ),
+    "eagle1": (
+        "EAGLE-1",
+        "单层草稿头延续目标模型的特征，填满一棵形状固定的树。",
+    ),
+    "eagle2": (
+        "EAGLE-2",
+        "EAGLE-1 的草稿头在有把握的地方生长树，再保留价值最高的节点。",
+    ),
+    "eagle3": (
+        "EAGLE-3",
+        "草稿头用自己的草稿训练过，读取目标模型的低、中、高层特征来生长树。",
+    ),
+    "hybrid": (
+        "EAGLE + 查找",
+        "EAGLE 草稿头的树，再接上从前文找到的段落：共用一个预算，一起重排。",
+    ),
+}
+"""Label and explanation of each method; the English ones are the engine's own."""
 
 _TABLE: dict[str, tuple[str, str]] = {
     # The page
@@ -47,8 +84,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     "knobs.pair": ("Models", "模型"),
     "total_token": ("Nodes of the tree", "树的节点数"),
     "total_token.info": (
-        "root included; -1 measures this machine",
-        "含根；-1 表示按本机测量选择",
+        "root included; -1 is auto, by measuring",
+        "含根；-1 为自动（实测）",
     ),
     "depth": ("Depth of the tree", "树的深度"),
     "top_k": ("Top-k of the tree", "树的 top-k"),
@@ -78,7 +115,13 @@ _TABLE: dict[str, tuple[str, str]] = {
         "{n} ahead of you; the model answers one visitor at a time",
         "前面还有 {n} 位；模型一次回答一位访客",
     ),
-    "status.loading": ("Loading the models…", "正在加载模型……"),
+    "status.loading": ("Loading the models: {what}…", "正在加载模型：{what}……"),
+    "load.engine": ("starting the engine", "启动引擎"),
+    "load.download": ("downloading, once", "下载（仅一次）"),
+    "load.unpack": ("unpacking", "解压"),
+    "load.convert": ("converting, once", "转换（仅一次）"),
+    "load.target": ("the target", "目标模型"),
+    "load.drafters": ("the drafters", "草稿模型"),
     "status.stopping": ("Stopping…", "正在停止……"),
     "status.error": ("{text}", "{text}"),
     "status.busy": ("Still answering; Stop ends it", "仍在回答；按“停止”可结束"),
@@ -87,42 +130,6 @@ _TABLE: dict[str, tuple[str, str]] = {
     "status.plain": (
         "The same ids again, decoded plainly, for the verdict…",
         "正在用普通解码重新生成相同的词元，以得出结论……",
-    ),
-    # Methods: `eagle_core.METHODS` in people's words
-    "method.vanilla": ("Plain decoding", "普通解码"),
-    "method.vanilla.explain": (
-        "One token for each forward of the target: the baseline.",
-        "目标模型每次前向得到一个词元：基准。",
-    ),
-    "method.lookup": ("Prompt lookup", "提示查找"),
-    "method.lookup.explain": (
-        "Drafts the continuation of the last place where the most recent tokens occurred before.",
-        "在前文中找到最近几个词元上次出现的位置，照抄其后文作为草稿。",
-    ),
-    "method.chain": ("Draft model", "草稿模型"),
-    "method.chain.explain": (
-        "A smaller language model drafts its likeliest tokens, one after another.",
-        "较小的语言模型逐个起草它认为最可能的词元。",
-    ),
-    "method.chain-sampled": ("Draft model, sampled", "草稿模型（采样）"),
-    "method.chain-sampled.explain": (
-        "A smaller language model samples its drafts; each is accepted with probability min(1, p/q).",
-        "较小的语言模型采样起草；每个词元以概率 min(1, p/q) 被接受。",
-    ),
-    "method.eagle1": ("EAGLE-1", "EAGLE-1"),
-    "method.eagle1.explain": (
-        "A one-layer head continues the target's features and fills a tree of fixed shape.",
-        "单层草稿头延续目标模型的特征，填满一棵形状固定的树。",
-    ),
-    "method.eagle2": ("EAGLE-2", "EAGLE-2"),
-    "method.eagle2.explain": (
-        "The EAGLE-1 head grows its tree where it is confident, then keeps the most valuable nodes.",
-        "EAGLE-1 的草稿头在有把握的地方生长树，再保留价值最高的节点。",
-    ),
-    "method.eagle3": ("EAGLE-3", "EAGLE-3"),
-    "method.eagle3.explain": (
-        "A head trained on its own drafts reads low, middle and high features of the target and grows the tree.",
-        "草稿头用自己的草稿训练过，读取目标模型的低、中、高层特征来生长树。",
     ),
     # Phases
     "phase.grow": ("Draft", "起草"),
@@ -304,6 +311,12 @@ _TABLE: dict[str, tuple[str, str]] = {
     "node.rank.of": ("{rank} of {n}", "第 {rank} / {n}"),
     "node.place": ("Position · cache slot", "位置 · 缓存槽"),
     "node.depth": ("Depth", "深度"),
+    "node.source": ("Drafted by", "起草者"),
+    "source.head": ("the head", "草稿头"),
+    "source.lookup": ("lookup, copied from the text so far", "查找：抄自已有文本"),
+    "source.both": ("the head and lookup alike", "草稿头与查找一致"),
+    "legend.lookup": ("looked up (square)", "查找得到（方角）"),
+    "legend.both": ("head and lookup agree", "草稿头与查找一致"),
     "node.dropped": ("Not in the tree", "不在树中"),
     "why.title": ("Why is it so?", "为什么是这样？"),
     "why.root": (
@@ -361,6 +374,83 @@ _TABLE: dict[str, tuple[str, str]] = {
         "“{row}” sees {n} in the tree and the {c} before it · position {pos} · cache slot {slot}",
         "“{row}”看见树中 {n} 个和之前 {c} 个 · 位置 {pos} · 缓存槽 {slot}",
     ),
+    # The lesson
+    "lesson": ("Lesson", "课程"),
+    "lesson.info": ("How a draft tree works, in ten short pages", "用十页短文讲清草稿树"),
+    "lesson.at": ("{i} of {n} · {title}", "{i}/{n} · {title}"),
+    "lesson.back": ("Back", "上一页"),
+    "lesson.next": ("Next", "下一页"),
+    "lesson.done": ("Done", "完成"),
+    "lesson.end": ("End the lesson", "结束课程"),
+    "lesson.draft": ("A draft", "草稿"),
+    "lesson.draft.text": (
+        "The model that answers, the target, reads all its weights for every single token. So a small drafter guesses "
+        "ahead: {forwards} quick forwards propose {made} ways to go on after “{root}”.",
+        "回答问题的目标模型每写一个词元都要把全部权重读一遍。因此先让小巧的草稿模型往前猜："
+        "{forwards} 次快速前向，在“{root}”之后提出 {made} 个续写候选。",
+    ),
+    "lesson.value": ("Value", "价值"),
+    "lesson.value.text": (
+        "After “{parent}” the drafter gives “{token}” the probability {c}: its confidence. Times the value {pv} of "
+        "“{parent}” that is {v}, its value: how likely the whole path is. Larger type, larger value.",
+        "在“{parent}”之后，草稿模型给“{token}”的概率是 {c}，即置信度；再乘以“{parent}”的价值 {pv} 得到 {v}，"
+        "即它的价值：整条路径有多可能。字越大，价值越高。",
+    ),
+    "lesson.rerank": ("Rerank", "重排"),
+    "lesson.rerank.text": (
+        "Every node costs time to verify, so of {made} candidates only the {kept} most valuable stay. "
+        "The others never reach the target.",
+        "每个节点的验证都要花时间，所以 {made} 个候选中只保留价值最高的 {kept} 个，其余的不会送到目标模型。",
+    ),
+    "lesson.mask": ("One row, one mask", "一行与一张掩码"),
+    "lesson.mask.text": (
+        "The {n} nodes stand in one row, so that one forward can read them all. The mask keeps the branches apart: "
+        "“{token}” sees its {a} ancestors, itself and the text before, and nothing else.",
+        "{n} 个节点排成一行，一次前向就能全部读完。掩码把各分支隔开："
+        "“{token}”只看见它的 {a} 个祖先、它自己和之前的文本。",
+    ),
+    "lesson.verify": ("Verify", "验证"),
+    "lesson.verify.text": (
+        "One forward of the target over {n} nodes. Behind each node stands what the target itself would write next: "
+        "▸ token and probability. After “{root}” that is “{draw}”.",
+        "目标模型对 {n} 个节点做一次前向。每个节点后面写着目标模型自己接下来会写什么：▸ 词元与概率。"
+        "在“{root}”之后是“{draw}”。",
+    ),
+    "lesson.accept": ("Accept", "接受"),
+    "lesson.accept.text": (
+        "Start at the root and go to the child that is the target’s draw, as long as there is one: {a} drafted tokens "
+        "are accepted. Where the walk ends, the target’s own “{bonus}” is written too.",
+        "从根出发，走向与目标模型的选择相同的子节点，能走多远走多远：{a} 个草稿词元被接受。"
+        "走到尽头，再写下目标模型自己的“{bonus}”。",
+    ),
+    "lesson.rollback": ("Roll back", "回退"),
+    "lesson.rollback.text": (
+        "The forward left {n} rows in the target’s cache. The {kept} on the path close ranks, the other {gone} leave. "
+        "One forward, {e} tokens; “{bonus}” is the next root.",
+        "这次前向在目标模型的缓存里留下 {n} 行。路径上的 {kept} 行靠拢留下，其余 {gone} 行离开。"
+        "一次前向得到 {e} 个词元；“{bonus}”成为下一个根。",
+    ),
+    "lesson.hit": ("When drafts hit", "猜中的时候"),
+    "lesson.hit.text": (
+        "Where the text is easy to foresee, whole branches come true: {a} drafted tokens in this one step, and {tau} "
+        "tokens for each forward of the target over the whole answer (τ).",
+        "文本容易预料时，整条分支都会成真：这一步接受了 {a} 个草稿词元；整个回答平均每次前向得到 {tau} 个词元（τ）。",
+    ),
+    "lesson.miss": ("When drafts miss", "猜错的时候"),
+    "lesson.miss.text": (
+        "Here the target drew “{draw}”, and no child of the root is that. All {n} drafted tokens are thrown away and "
+        "one token is written, as without drafting, at the price of a tree.",
+        "这里目标模型选择了“{draw}”，根的子节点中没有它。{n} 个草稿词元全部作废，"
+        "只写下一个词元，和不打草稿一样，却付出了一棵树的代价。",
+    ),
+    "lesson.slower": ("Why it can be slower", "为什么也会更慢"),
+    "lesson.slower.text": (
+        "A step of this run takes {ms} ms, {draft} of them drafting and {verify} verifying, and gives {tau} tokens. "
+        "It pays where a plain forward takes longer than {even} ms. Large targets read a tree in hardly more time than "
+        "one token; a small one on a CPU may not.",
+        "这次运行的一步用 {ms} 毫秒，其中起草 {draft}、验证 {verify}，得到 {tau} 个词元。"
+        "一次普通前向超过 {even} 毫秒时才划算。大模型读一棵树几乎和读一个词元一样快；CPU 上的小模型则未必。",
+    ),
     # The player
     "play": ("Play", "播放"),
     "pause": ("Pause", "暂停"),
@@ -379,6 +469,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     "ruler.root": ("root", "根"),
     "ruler.depth": ("depth {d}", "第 {d} 层"),
     "legend.sample": ("abc", "词元"),
+    "legend.rejected": ("rejected", "被拒绝"),
+    "legend.never": ("never reached, or left out", "没有到达或落选"),
     "live": ("Live", "实时"),
     "live.info": ("Follow the newest step", "跟随最新一步"),
     "step.of": ("step {k} of {n}", "第 {k} / {n} 步"),
@@ -501,6 +593,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "keys.nodes": ("walk through the nodes of the tree", "在树的节点间移动"),
     "keys.enter": ("why is this node so?", "这个节点为什么是这样？"),
     "keys.fold": ("fold or unfold below the node", "折叠或展开节点以下"),
+    "keys.lesson": ("the lesson; its next and previous page", "课程；下一页与上一页"),
     "keys.live": ("follow the newest step", "跟随最新一步"),
     "keys.fit": ("fit the tree", "适应窗口"),
     "keys.zoom": ("zoom", "缩放"),
@@ -510,6 +603,10 @@ _TABLE: dict[str, tuple[str, str]] = {
     "keys.escape": ("close, or stop the answer", "关闭，或停止回答"),
     "keys.help": ("this list", "此列表"),
 }
+
+for _name, _method in METHODS.items():
+    _label, _explain = _METHODS_ZH.get(_name, (_method.label, _method.explain))
+    _TABLE |= {f"method.{_name}": (_method.label, _label), f"method.{_name}.explain": (_method.explain, _explain)}
 
 WORDS: dict[str, dict[str, str]] = {
     language: {key: row[column] for key, row in _TABLE.items()} for column, language in enumerate(LANGUAGES)

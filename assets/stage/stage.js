@@ -7,7 +7,7 @@
    Text of models is only ever written with textContent and fillText. */
 function mountStage(root, options) {
   "use strict";
-  const { words, fates, reasons } = options;
+  const { words, fates, reasons, sources } = options;
   const $ = (selector) => root.querySelector(selector);
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const PHASES = ["grow", "rerank", "mask", "verify", "accept", "commit"];
@@ -35,6 +35,8 @@ function mountStage(root, options) {
   let hover = null, chosen = null; // rows of the step
   let rate = 1, gap = 600, lastArrival = 0; // live: how fast a step may be told
   let camera = null; // {s, x, y} while the reader has zoomed or panned; null fits
+  let lesson = null; // the page of the lesson on stage
+  let until = null; // where the time of a lesson's page ends
   let entry = null; // where the token that is now the root stood in the step before
   const folds = new WeakMap(); // step → Set of folded rows
   const layouts = new WeakMap(); // step → geometry by mode
@@ -44,7 +46,7 @@ function mountStage(root, options) {
   let ink = {};
   function palette() {
     const style = getComputedStyle(root);
-    for (const name of ["surface", "ground", "ink", "sub", "hair", "accent", "on-accent", "draft", "draft-line", "bonus", "on-bonus", "bonus-tint", "alert", "ghost"])
+    for (const name of ["surface", "ground", "ink", "sub", "hair", "accent", "on-accent", "draft", "draft-line", "bonus", "on-bonus", "bonus-tint", "alert", "ghost", "line", "copied", "copied-tint"])
       ink[name] = style.getPropertyValue("--st-" + name).trim();
     ink.font = style.fontFamily;
     paint();
@@ -66,7 +68,7 @@ function mountStage(root, options) {
     const style = (o) => { c.globalAlpha = o.alpha ?? 1; c.lineWidth = o.width ?? 1; c.setLineDash(o.dash ?? []); };
     return {
       rect(x, y, w, h, r, o) { style(o); w = Math.max(0, w); h = Math.max(0, h); c.beginPath(); c.roundRect(x, y, w, h, Math.max(0, Math.min(r, w / 2, h / 2))); if (o.fill) { c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
-      curve(x0, y0, x1, y1, o) { style(o); const m = (x0 + x1) / 2; c.beginPath(); c.moveTo(x0, y0); c.bezierCurveTo(m, y0, m, y1, x1, y1); c.strokeStyle = o.stroke; c.stroke(); },
+      curve(x0, y0, x1, y1, o) { style(o); const m = (x0 + x1) / 2; c.beginPath(); c.moveTo(o.from ?? x0, y0); if (o.from !== undefined) c.lineTo(x0, y0); c.bezierCurveTo(m, y0, m, y1, x1, y1); c.strokeStyle = o.stroke; c.stroke(); },
       line(points, o) { style(o); c.beginPath(); points.forEach(([x, y], i) => (i ? c.lineTo(x, y) : c.moveTo(x, y))); if (o.fill) { c.closePath(); c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
       text(s, x, y, o) { c.globalAlpha = o.alpha ?? 1; c.font = `${o.weight ?? 400} ${o.size}px ${ink.font}`; c.textAlign = o.align ?? "left"; c.textBaseline = "alphabetic"; c.fillStyle = o.fill; c.fillText(s, x, y); },
     };
@@ -77,7 +79,7 @@ function mountStage(root, options) {
     const style = (o) => `fill="${o.fill ?? "none"}"` + (o.stroke ? ` stroke="${o.stroke}" stroke-width="${n(o.width ?? 1)}"` : "") + (o.dash ? ` stroke-dasharray="${o.dash.join(" ")}"` : "") + ((o.alpha ?? 1) < 1 ? ` opacity="${n(o.alpha)}"` : "");
     return {
       rect(x, y, w, h, r, o) { out.push(`<rect x="${n(x)}" y="${n(y)}" width="${n(Math.max(0, w))}" height="${n(Math.max(0, h))}" rx="${n(r)}" ${style(o)}/>`); },
-      curve(x0, y0, x1, y1, o) { const m = n((x0 + x1) / 2); out.push(`<path d="M${n(x0)} ${n(y0)}C${m} ${n(y0)} ${m} ${n(y1)} ${n(x1)} ${n(y1)}" ${style(o)}/>`); },
+      curve(x0, y0, x1, y1, o) { const m = n((x0 + x1) / 2); out.push(`<path d="M${n(o.from ?? x0)} ${n(y0)}${o.from === undefined ? "" : `H${n(x0)}`}C${m} ${n(y0)} ${m} ${n(y1)} ${n(x1)} ${n(y1)}" ${style(o)}/>`); },
       line(points, o) { out.push(`<path d="M${points.map(([x, y]) => n(x) + " " + n(y)).join("L")}${o.fill ? "Z" : ""}" ${style(o)}/>`); },
       text(s, x, y, o) { out.push(`<text x="${n(x)}" y="${n(y)}" font-size="${n(o.size)}" font-weight="${o.weight ?? 400}" text-anchor="${{ center: "middle", right: "end" }[o.align] ?? "start"}" fill="${o.fill}"${(o.alpha ?? 1) < 1 ? ` opacity="${n(o.alpha)}"` : ""} xml:space="preserve">${esc(s)}</text>`); },
     };
@@ -118,8 +120,37 @@ function mountStage(root, options) {
     if ("note" in m) note = m.note || null;
     else if (m.events?.length) note = null;
     if (m.run) receive(m);
+    if (m.lesson) teach(m.lesson);
+    else if (m.clear && lesson) endLesson();
     refresh();
   }
+  /* ---------------------------------------------------------------- the lesson: pages on real steps, chosen by the server */
+  function teach(page) {
+    const opening = !lesson;
+    lesson = page; root.classList.add("taught");
+    $(".st-lesson").hidden = false; $(".st-tools [data-act=lesson]").classList.add("on");
+    hideWhy(); chosen = null; halt(); go(page.step);
+    const p = score(step()).phases.find((q) => q.name === page.phase);
+    t = p ? p.to : score(step()).rest;
+    if (p && !calm.matches) { t = p.from; until = p.to; playing = true; rate = 1; }
+    hover = page.row;
+    if (opening) $('[data-act="lessonnext"]').focus({ preventScroll: true });
+    tellLesson();
+  }
+  function tellLesson() {
+    if (!lesson) return;
+    const text = say("lesson." + lesson.key + ".text", lesson.slots), last = lesson.index === lesson.count - 1;
+    set($(".st-lesson p"), text);
+    set($('[data-act="lessonnext"]'), say(last ? "lesson.done" : "lesson.next"));
+    $('[data-act="lessonback"]').disabled = !lesson.index;
+    set($(".st-aloud"), say("lesson." + lesson.key) + ". " + text);
+  }
+  async function turn(index) {
+    const told = await options.onLesson(visit, index, run?.name ?? null);
+    if (told?.message) feed(told.message);
+    else if (told?.error) { note = { key: "status.error", text: told.error }; paint(); }
+  }
+  function endLesson() { lesson = until = null; root.classList.remove("taught"); $(".st-lesson").hidden = true; $(".st-tools [data-act=lesson]").classList.remove("on"); hover = null; paint(); }
   function receive(m) {
     let r = runs.get(m.run);
     if (!r) { r = { name: m.run, role: m.role, ask: m.ask, title: m.title, at: new Map(), steps: [], spans: [], start: null, finish: null, verdict: null, turn: null }; runs.set(m.run, r); if (r.role === "answer") stageRun(r); }
@@ -152,6 +183,7 @@ function mountStage(root, options) {
     yield [ms, tokens, text];
     for (const s of r.steps) { if (!s) return; ms += sum(s.ms); tokens += s.ids.length; text += s.text.join(""); yield [ms, tokens, text]; }
   }
+  const sourceOf = (s, i) => (s.s && i >= 0 ? sources?.[s.s[i]] : undefined);
   function prepare(s, r) {
     s.nodes = s.f.length;
     s.depth = s.p.map(() => 0);
@@ -163,11 +195,12 @@ function mountStage(root, options) {
     s.kids = s.p.map(() => []);
     s.p.forEach((p, i) => p >= 0 && s.kids[p].push(i));
     s.path = new Set(s.a);
+    if (s.s) r.sources = true;
     s.set = s.settings ?? r.start?.settings ?? {};
   }
   function stageRun(r) {
     if (run === r) return;
-    run = r; k = -1; t = 0; follow = true; lastArrival = 0; gap = 600; chosen = hover = null; camera = null; hideWhy();
+    run = r; k = -1; t = 0; follow = true; options.onStage?.(r.name); lastArrival = 0; gap = 600; chosen = hover = null; camera = null; hideWhy();
     for (const other of runs.values()) other.turn?.classList.toggle("active", other === r);
     $(".st-chat").scrollTop = 1e9;
   }
@@ -192,7 +225,7 @@ function mountStage(root, options) {
       if (!step()) return;
       if (playing) playing = false;
       else {
-        playing = true; follow = false; rate = 0;
+        playing = true; follow = false; rate = 0; until = null;
         if (t >= score(step()).rest - 1e-6 && k >= run.steps.length - 1) go(0, 0);
         else if (Math.abs(t - score(step()).rest) < 1e-6 && !score(step()).phases.some((p) => p.name === "commit")) go(k + 1, 0);
       }
@@ -217,11 +250,15 @@ function mountStage(root, options) {
     keep() { const p = $(".st-keep"); p.hidden = !p.hidden; if (!p.hidden) p.querySelector("button").focus(); },
     whatif() { const p = $(".st-if"); p.hidden = !p.hidden; $('.st-tools [data-act="whatif"]').classList.toggle("on", !p.hidden); if (!p.hidden) { halt(); openWhatIf(); } },
     race() { raceAt = 0; lastRace = performance.now(); requestAnimationFrame(raceFrame); },
+    lesson() { if (lesson) endLesson(); else if (options.onLesson) turn(0); },
+    lessonnext() { if (!lesson) return; if (lesson.index < lesson.count - 1) turn(lesson.index + 1); else { endLesson(); canvas.focus({ preventScroll: true }); } },
+    lessonback() { if (lesson?.index) turn(lesson.index - 1); },
+    lessonend() { endLesson(); },
     help() { const h = $(".st-help"); h.hidden = !h.hidden; if (!h.hidden) h.querySelector("button").focus(); },
     ghosts() { const modes = ["hide", "count", "show"]; ghosts = modes[(modes.indexOf(ghosts) + 1) % 3]; $(".st-ghost-mode").value = ghosts; camera = null; },
   };
-  function act(name) { if (!acts[name] || (!step() && !["help", "full", "keep"].includes(name))) return; acts[name](); refresh(); }
-  function halt() { playing = false; follow = false; rate = 0; }
+  function act(name) { if (!acts[name] || (!step() && !["help", "full", "keep", "lesson", "lessonend"].includes(name))) return; acts[name](); refresh(); }
+  function halt() { playing = false; follow = false; rate = 0; until = null; }
   function jump(index, phase) { halt(); go(index); if (phase) t = score(step()).phases.find((p) => p.name === phase)?.to ?? t; refresh(); }
   function projector() {
     const on = root.classList.toggle("projector");
@@ -232,16 +269,23 @@ function mountStage(root, options) {
   document.addEventListener("fullscreenchange", () => { if (!document.fullscreenElement && root.classList.contains("projector")) { root.classList.remove("projector"); refresh(); } });
 
   /* ---------------------------------------------------------------- layout of a tree, in its own units */
-  const GAP = 54, FONT = 13, NOTE = 9.5;
-  function layout(s) {
-    const folded = folds.get(s), key = ghosts + (folded ? [...folded].join() : "");
+  const GAP = 32, FONT = 13, NOTE = 11;
+  const noteOf = (s, i) => "▸ " + clip(visible(s.gx[i]), 10) + " " + number(s.gp[i]); // what the target drew at a node
+  function layout(s) { // what the target drew stands beside a node or below it, whichever leaves the tree larger
+    const folded = folds.get(s), R = regions(s).tree, key = [ghosts, R.w, R.h, ...(folded ?? [])].join();
     let all = layouts.get(s);
     if (!all) layouts.set(s, (all = new Map()));
-    if (!all.has(key)) all.set(key, arrange(s, folded));
+    if (!all.has(key)) {
+      if (all.size > 12) all.clear();
+      const [beside, below] = [true, false].map((beside) => arrange(s, folded, beside));
+      all.set(key, fits(beside, R) >= fits(below, R) ? beside : below);
+    }
     return all.get(key);
   }
-  function arrange(s, folded) {
-    const total = s.p.length, L = { rows: [], x: {}, y: {}, w: {}, h: {}, size: {}, col: {}, lanes: [], left: new Map(), spread: 0, width: 0, height: 0, cols: [] };
+  const PAD = { top: 32, bottom: 10 };
+  const fits = (L, R) => Math.min(w640() ? 9 : (R.w - 2 * (w640() ? 14 : 24)) / L.narrow, (R.h - PAD.top - PAD.bottom) / L.height);
+  function arrange(s, folded, beside) {
+    const total = s.p.length, L = { rows: [], x: {}, y: {}, w: {}, h: {}, size: {}, col: {}, lanes: [], left: new Map(), spread: 0, width: 0, height: 0, cols: [], beside, note: {}, tail: {} };
     const placed = (i) => i < s.nodes || ghosts === "show" || (ghosts === "count" && s.e[i]);
     const columns = [[0]];
     const last = s.a[s.a.length - 1];
@@ -267,10 +311,11 @@ function mountStage(root, options) {
         const size = i === 0 || i === BONUS ? FONT + 1 : ghost ? FONT - 4 : FONT - 2 + 4 * Math.sqrt(value);
         L.size[i] = size;
         const label = clip(visible(i === BONUS ? s.bonus[1] : s.x[i]), 18);
-        const below = i >= 0 && i < s.nodes ? measure("▸ " + clip(visible(s.gx[i]), 10) + " " + number(s.gp[i]), NOTE, 400) : 0;
-        L.w[i] = Math.max(measure(label, size, 600) + size * 1.3 + (i === BONUS ? 12 : 0), below + 4, 26);
+        const drawn = s.nodes > 1 && i >= 0 && !ghost ? measure(noteOf(s, i), NOTE, 600) + 10 : 0;
+        L.w[i] = Math.max(measure(label, size, 600) + size * 1.3 + (i === BONUS ? 12 : 0), beside ? 0 : drawn, 26);
         L.h[i] = size * (ghost ? 1.45 : 1.65);
-        widest = Math.max(widest, L.w[i]);
+        L.tail[i] = L.w[i] + (beside ? drawn : 0);
+        widest = Math.max(widest, L.tail[i]);
         L.rows.push(i);
       }
       L.cols.push(x);
@@ -278,10 +323,10 @@ function mountStage(root, options) {
       const crowd = column.reduce((n, i) => n + (i >= s.nodes ? 0.5 : 1), 0), lanes = (L.lanes[d] = Math.max(1, Math.min(5, Math.round(crowd / 14))));
       column.forEach((i, j) => { L.x[i] = x + (j % lanes) * (widest + 10); L.col[i] = d; });
       x += lanes * (widest + 10) - 10 + GAP;
-      L.width = x - GAP;
+      L.width = L.narrow = x - GAP;
     });
     // Each column keeps its parents' order and moves as little as it must: three sweeps of pooled displacements.
-    const pitch = (i) => (L.h[i] + (i >= s.nodes ? 3 : s.nodes > 1 ? NOTE + 5 : 8)) / L.lanes[L.col[i]];
+    const pitch = (i) => (L.h[i] + (i >= s.nodes ? 3 : s.nodes > 1 && !beside ? NOTE + 5 : 6)) / L.lanes[L.col[i]];
     const parentOf = (i) => (i === BONUS ? last : s.p[i]);
     let want = { 0: 0 };
     const settle = (column) => {
@@ -311,7 +356,7 @@ function mountStage(root, options) {
       settle(column);
     });
     down(); up(); down(); up();
-    const top = Math.min(...L.rows.map((i) => L.y[i] - L.h[i] / 2)), bottom = Math.max(...L.rows.map((i) => L.y[i] + L.h[i] / 2 + (i >= 0 && i < s.nodes && s.nodes > 1 ? NOTE + 4 : 0)));
+    const top = Math.min(...L.rows.map((i) => L.y[i] - L.h[i] / 2)), bottom = Math.max(...L.rows.map((i) => L.y[i] + L.h[i] / 2 + (!beside && i >= 0 && i < s.nodes && s.nodes > 1 ? NOTE + 4 : 0)));
     for (const i of L.rows) L.y[i] -= top;
     L.height = bottom - top;
     return L;
@@ -322,23 +367,21 @@ function mountStage(root, options) {
   function regions(s) {
     const { w, h } = box, one = s.nodes === 1;
     if (one) return { tree: { x: 0, y: 0, w, h }, mask: null };
-    if (w < 640) { const m = Math.min(w - 24, h * 0.45); return { tree: { x: 0, y: 0, w, h: h - m }, mask: { x: 8, y: h - m, w: w - 16, h: m, side: Math.min(m - 48, w - 112) } }; }
-    const side = Math.min(h - 62, w * 0.3), label = s.nodes <= 40 ? 76 : 12;
+    if (w < 640) { const m = Math.min(w - 24, h * 0.42); return { tree: { x: 0, y: 0, w, h: h - m }, mask: { x: 8, y: h - m, w: w - 16, h: m, side: Math.min(m - 48, w - 112) } }; }
+    const side = Math.min(h - 52 - (big() - 1) * 14, w * 0.25), label = s.nodes <= 40 ? 76 : 12;
     const mw = side + label + 26;
     return { tree: { x: 0, y: 0, w: w - mw - 8, h }, mask: { x: w - mw - 8, y: 0, w: mw, h, side } };
   }
   function view(s, L, R) {
     if (camera) return camera;
-    const pad = w640() ? 14 : 30, top = 34, bottom = 18;
-    const fit = Math.min((R.tree.w - 2 * pad) / (L.width - (L.cols.length - 1) * L.spread), (R.tree.h - top - bottom) / L.height, root.classList.contains("projector") ? 1.7 : 1.25);
-    const key = ghosts + box.w + "x" + box.h;
-    if (run.fitKey !== key) { run.fitKey = key; run.fit = Infinity; }
-    run.fit = Math.min(run.fit, fit); // one scale for the whole run: sizes stay comparable, nothing jumps
-    const scale = w640() ? Math.max(run.fit, Math.min(0.78, (R.tree.h - top - bottom) / L.height)) : folds.get(s)?.size ? fit : run.fit;
-    const room = ((R.tree.w - 2 * pad) / scale - L.width + (L.cols.length - 1) * L.spread) / Math.max(1, L.cols.length - 1);
+    const pad = w640() ? 14 : 24, { top, bottom } = PAD;
+    const fit = Math.min(fits(L, R.tree), root.classList.contains("projector") ? 1.9 : 1.3);
+    const scale = w640() ? Math.min(fit, 1) : steady(fit); // a phone shows a part, and follows the moment
+    const room = ((R.tree.w - 2 * pad) / scale - L.narrow) / Math.max(1, L.cols.length - 1);
     spread(L, Math.max(0, Math.min(56, room)));
     return { s: scale, x: R.tree.x + pad - shift(s, L, scale, R.tree.w - 2 * pad), y: R.tree.y + top + Math.max(0, (R.tree.h - top - bottom - L.height * scale) / 2) };
   }
+  const steady = (fit) => 1.3 * 0.94 ** Math.ceil(Math.log(1.3 / fit) / Math.log(1 / 0.94) - 1e-9); // few sizes, so that most steps share one
   function shift(s, L, scale, w) { // where a tree is wider than the board, the moment on stage is kept in sight
     const over = L.width * scale - w;
     if (over <= 0) return 0;
@@ -353,6 +396,7 @@ function mountStage(root, options) {
     L.spread = by;
   }
   const w640 = () => box.w < 640;
+  const big = () => (root.classList.contains("projector") ? 1.4 : 1);
   function zoom(by, px, py) {
     const s = step(); if (!s) return;
     const L = layout(s), R = regions(s), v = view(s, L, R), cx = px ?? R.tree.w / 2, cy = py ?? R.tree.h / 2;
@@ -363,7 +407,7 @@ function mountStage(root, options) {
     if (!R.mask) return null;
     const n = s.nodes, label = n <= 40 ? (w640() ? 70 : 76) : 12, cell = R.mask.side / n;
     const x = R.mask.x + label + 14;
-    return { x, y: R.mask.y + 34, cell, side: R.mask.side, n, label, band: x - 9 };
+    return { x, y: R.mask.y + 34 + (big() - 1) * 14, cell, side: R.mask.side, n, label, band: x - 9 };
   };
   const ancestors = (s, i) => { const set = new Set(); for (let j = i; j >= 0; j = s.p[j]) set.add(j); return set; };
 
@@ -393,6 +437,7 @@ function mountStage(root, options) {
       return;
     }
     t += dt * pace();
+    if (until !== null) { if (t >= until) { t = until; until = null; playing = false; } return; }
     if (follow) { if (t >= sc.rest) { t = sc.rest; playing = false; } }
     else if (t >= sc.total + 0.25) { if (k < run.steps.length - 1) enter(k + 1); else { playing = false; t = sc.rest; } }
   }
@@ -405,7 +450,7 @@ function mountStage(root, options) {
 
   function draw(pen) {
     const s = step();
-    if (!s) { pen.text(note ? say(note.key, note) : say("say.idle"), box.w / 2, box.h / 2, { size: 15, fill: ink.sub, align: "center" }); return; }
+    if (!s) { pen.text(note ? caption(null) : say("say.idle"), box.w / 2, box.h / 2, { size: 15, fill: ink.sub, align: "center" }); return; }
     const L = layout(s), R = regions(s), v = view(s, L, R);
     const at = Math.min(t, score(s).total);
     const f = { grow: part(s, "grow", at), rerank: part(s, "rerank", at), mask: part(s, "mask", at), verify: part(s, "verify", at), accept: part(s, "accept", at), commit: part(s, "commit", at) };
@@ -426,13 +471,13 @@ function mountStage(root, options) {
       const p = i === BONUS ? s.a.at(-1) : s.p[i], u = i === BONUS ? 1 : born(i);
       if (i === 0 && entering < 1) return [mix(entry.x, left(0), entering), mix(entry.y, mid(0), entering)];
       if (p < 0 || u >= 1) return [left(i), mid(i)];
-      return [mix(left(p) + wide(p), left(i), u), mix(mid(p), mid(i), u)];
+      return [mix(left(p) + L.tail[p] * v.s, left(i), u), mix(mid(p), mid(i), u)];
     };
 
     // depth ruler
     const ruler = R.tree.y + 20;
     let said = -Infinity;
-    L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30 && X(x) - said > 52 && (said = X(x))) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11, fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 0.9 : 0.35 }); });
+    L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30 && X(x) - said > 52 && (said = X(x))) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11 * big(), fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 1 : 0.4 }); });
 
     // links
     const strong = (i) => (dream ? (i === BONUS ? 0.25 : dream.walk.includes(i) ? 1 : dream.kept.has(i) ? 0.95 : 0.24) : lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
@@ -442,16 +487,18 @@ function mountStage(root, options) {
       const u = i === BONUS ? judged : born(i);
       if (u <= 0) continue;
       const [x, y] = place(i), on = i === BONUS ? judged : stands(i), ghost = i >= s.nodes;
-      const fade = ghost ? mix(0.8, 0.35, f.rerank) : on ? 1 : mix(1, 0.45, judged);
+      const fade = ghost ? mix(0.8, 0.45, f.rerank) : on ? 1 : mix(1, 0.7, judged);
       const width = i === BONUS ? 2 : (0.8 + 3.6 * s.c[i]) * Math.max(0.5, v.s);
-      pen.curve(left(p) + wide(p), mid(p), x, y, { stroke: i === BONUS ? ink.bonus : on > 0.5 ? ink.accent : ink.hair, width: on && i !== BONUS ? Math.max(width, 2.5) : width, alpha: u * fade * strong(i), dash: ghost ? [3, 3] : i === BONUS ? [1, 3] : undefined });
+      const from = left(p) + wide(p), tail = Math.min(left(p) + L.tail[p] * v.s, x); // the stem on which the draw is written
+      pen.curve(tail, mid(p), x, y, { from, stroke: i === BONUS ? ink.bonus : on > 0.5 ? ink.accent : ink.line, width: on && i !== BONUS ? Math.max(width, 2.5) : width, alpha: u * fade * strong(i), dash: ghost ? [3, 3] : i === BONUS ? [1, 3] : undefined });
     }
     // candidates without a place: dust while the level is scored, a number afterwards
     if (ghosts === "count") for (const [p, count] of L.left) {
       const scored = p === 0 ? grown : grown - s.depth[p], x = left(p) + wide(p);
       const u = out(scored / 0.5) * (1 - f.rerank);
       if (u > 0 && s.e[p]) for (let j = 0; j < Math.min(count, 14); j++) pen.rect(x + 20 * v.s * out(scored / 0.5), mid(p) + (j - (Math.min(count, 14) - 1) / 2) * 4 * v.s, 2.4, 2.4, 1.2, { fill: ink.ghost, alpha: 0.7 * u });
-      if (f.rerank > 0 && v.s > 0.5 && p < s.nodes && !folds.get(s)?.has(p)) pen.text("+" + count, x + 5, mid(p) + 10 * v.s + 2, { size: 9, fill: ink.ghost, alpha: f.rerank * 0.9 * strong(p) });
+      const counted = f.rerank * (1 - f.mask);
+      if (counted > 0 && v.s > 0.5 && p < s.nodes && !folds.get(s)?.has(p)) pen.text("+" + count, left(p) + wide(p) + 5, mid(p) - 3, { size: 10 * v.s + 1, fill: ink.sub, alpha: counted * strong(p) });
     }
     // chips
     for (const i of L.rows) {
@@ -460,7 +507,7 @@ function mountStage(root, options) {
       chip(i, ...place(i), u);
     }
     function chip(i, x, y, u) {
-      const w = wide(i), h = L.h[i] * v.s, r = Math.min(h / 2, 9 * v.s), size = L.size[i] * v.s, ghost = i >= s.nodes;
+      const w = wide(i), h = L.h[i] * v.s, from = sourceOf(s, i), r = from && from !== "head" ? 0 : Math.min(h / 2, 9 * v.s), size = L.size[i] * v.s, ghost = i >= s.nodes;
       const raw = i === BONUS ? s.bonus[1] : s.x[i], fate = i >= 0 && !ghost ? fates[s.f[i]] : "";
       let fill = ink.surface, stroke = ink.hair, color = ink.ink, weight = 400, dash, width = 1, alpha = u, strike = 0;
       if (i === BONUS) { fill = ink.bonus; stroke = ink.bonus; color = ink["on-bonus"]; weight = 650; }
@@ -468,17 +515,17 @@ function mountStage(root, options) {
       else if (i === 0) { fill = ink.ink; stroke = ink.ink; color = ink.surface; weight = 600; }
       else if (ghost) {
         const b = s.e[i] ? beamed(i) : 0;
-        alpha *= mix(mix(0.8, 0.65, 1 - b), 0.62, f.rerank); color = ink.sub;
+        alpha *= mix(mix(1, 0.8, 1 - b), 0.92, f.rerank); color = ink.sub;
         stroke = b > 0.5 && f.rerank < 0.5 ? ink["draft-line"] : ink.ghost; if (f.rerank > 0.5) dash = [2, 3];
       } else {
         const kept = s.p.length > s.nodes ? f.rerank : 1;
-        if (kept > 0.35) { fill = ink.draft; stroke = ink["draft-line"]; }
+        if (kept > 0.35) { fill = from === "lookup" ? ink["copied-tint"] : ink.draft; stroke = from === "lookup" ? ink.copied : ink["draft-line"]; }
         else if (s.e[i] && beamed(i) > 0.5) { stroke = ink["draft-line"]; width = 1.6; }
         const on = stands(i);
         if (on > 0.3) { fill = ink.accent; stroke = ink.accent; color = ink["on-accent"]; weight = 650; if (fate === "past the stop") { fill = ink.surface; color = ink.accent; dash = [5, 3]; width = 2; } }
         else if (judged > 0.4) {
           fill = ink.surface; stroke = ink.ghost; color = ink.sub;
-          if (fate === "not the draw") strike = judged; else { dash = [2, 3]; alpha *= mix(1, 0.8, judged); }
+          if (fate === "not the draw") strike = judged; else dash = [2, 3];
         }
       }
       alpha *= strong(i);
@@ -489,15 +536,19 @@ function mountStage(root, options) {
         return;
       }
       pen.rect(x, y - h / 2, w, h, r, { fill, stroke, width, dash, alpha });
+      if (from === "both" && alpha > 0.3) pen.rect(x, y + h / 2 - 2.5 * v.s, w, 2.5 * v.s, 0, { fill: ink.copied, alpha });
       const label = clip(visible(raw), 18), tx = x + size * 0.62 + (i === BONUS ? 12 * v.s : 0), ty = y + size * 0.35;
       if (i === BONUS) { const q = 4 * v.s, cx = x + 11 * v.s; pen.line([[cx, y - q], [cx + q, y], [cx, y + q], [cx - q, y]], { fill: color, alpha }); }
       pen.text(label, tx, ty, { size, weight, fill: color, alpha });
       if (strike) { const tw = measure(label, size, weight); pen.line([[tx - 2, y + size * 0.06], [tx + (tw + 2) * strike, y + size * 0.06]], { stroke: ink.sub, width: 1, alpha: alpha * 0.75 }); }
       if (stands(i) > 0.3 && i > 0) { const q = 3.2 * Math.max(v.s, 0.7), cx = x + w - q, cy = y - h / 2; pen.rect(cx - 2 * q, cy - 2 * q, 4 * q, 4 * q, 2 * q, { fill: ink.surface, stroke: ink.accent, alpha }); pen.line([[cx - q, cy], [cx - q * 0.2, cy + q * 0.8], [cx + q, cy - q * 0.8]], { stroke: ink.accent, width: 1.6, alpha }); }
       if (folds.get(s)?.has(i)) pen.text("⋯", x + w + 6, y + 4, { size: 14 * v.s, fill: ink.sub, alpha });
-      if (i >= 0 && !ghost && (v.s > 0.62 || focus === i || stands(i)) && s.nodes > 0) {
-        const seenHere = seen(i);
-        if (seenHere > 0) pen.text("▸ " + clip(visible(s.gx[i]), 10) + " " + number(s.gp[i]), x + 3, y + h / 2 + (NOTE + 2) * Math.max(v.s, 0.75), { size: NOTE * Math.max(v.s, 0.8), fill: ink.sub, alpha: seenHere * (judged > 0.4 && !stands(i) && i ? 0.55 : 0.95) * strong(i), weight: stands(i) ? 600 : 400 });
+      if (i >= 0 && !ghost && (v.s > 0.6 || focus === i || stands(i)) && s.nodes > 0) {
+        const shown = seen(i), size = NOTE * v.s, weight = stands(i) ? 600 : 400, words = noteOf(s, i);
+        if (shown > 0 && L.beside && s.nodes > 1) {
+          pen.rect(x + w + 2, y - size * 0.7, measure(words, size, weight) + 5, size * 1.4, 3, { fill: ink.surface, alpha: shown });
+          pen.text(words, x + w + 5, y + size * 0.35, { size, fill: stands(i) || i === 0 ? ink.ink : ink.sub, alpha: shown * strong(i), weight });
+        } else if (shown > 0) pen.text(words, x + 3, y + h / 2 + size + 1, { size, fill: stands(i) || i === 0 ? ink.ink : ink.sub, alpha: shown * strong(i), weight });
       }
     }
     if (f.verify > 0 && f.verify < 1 && levels) { // the forward passes over all levels at once, told left to right
@@ -512,8 +563,8 @@ function mountStage(root, options) {
     const shown = s.p.length > n || score(s).levels ? f.mask : 1;
     if (camera) pen.rect(R.mask.x - 6, R.mask.y - 2, R.mask.w + 12, R.mask.h + 4, 0, { fill: ink.surface });
     pen.line([[R.mask.x - 6, 16], [R.mask.x - 6, box.h - 16]].map(([x, y]) => (w640() ? [y === 16 ? 12 : box.w - 12, R.mask.y - 2] : [x, y])), { stroke: ink.hair, width: 1 });
-    pen.text(say("mask.title"), g.x, R.mask.y + 16, { size: 12, weight: 600, fill: ink.sub, alpha: 0.35 + 0.65 * shown });
-    pen.text(say("mask.axes"), g.x, R.mask.y + 29, { size: 10, fill: ink.sub, alpha: 0.3 + 0.6 * shown });
+    pen.text(say("mask.title"), g.x, R.mask.y + 16, { size: 12 * big(), weight: 600, fill: ink.sub, alpha: 0.35 + 0.65 * shown });
+    pen.text(say("mask.axes"), g.x, R.mask.y + 29 + (big() - 1) * 12, { size: 10.5 * big(), fill: ink.sub, alpha: 0.35 + 0.65 * shown });
     pen.rect(g.x, g.y, g.side, g.side, 2, { stroke: ink.hair, alpha: 0.9 });
     if (shown <= 0) return;
     const order = new Map(s.a.map((i, d) => [i, d]));
@@ -543,7 +594,8 @@ function mountStage(root, options) {
   /* ---------------------------------------------------------------- words around the board */
   const set = (node, text) => { if (node.textContent !== text) node.textContent = text; };
   function caption(s) {
-    if (note) return say(note.key, note);
+    if (note) return say(note.key, note.what ? { ...note, what: say(note.what) } : note);
+    if (lesson) return say("lesson.at", { i: lesson.index + 1, n: lesson.count, title: say("lesson." + lesson.key) });
     if (!s) return run?.start ? say("status.prefill") : say("say.idle");
     const p = phaseAt(s, Math.min(t, score(s).total)).name, drafted = s.nodes - 1, taken = s.a.length - 1, sc = score(s);
     const bonus = visible(s.bonus[1]);
@@ -566,8 +618,13 @@ function mountStage(root, options) {
     const s = step();
     const now = caption(s);
     if ($(".st-caption").textContent !== now) { set($(".st-caption"), now); $(".st-caption").title = now; }
+    const bar = $(".st-load"), done = note?.done;
+    bar.hidden = done === undefined;
+    if (done !== undefined) { bar.firstChild.style.transform = `scaleX(${done})`; bar.setAttribute("aria-valuenow", String(Math.round(100 * done))); bar.setAttribute("aria-label", now); }
     set($(".st-count"), s ? say("step.of", { k: k + 1, n: run.steps.length }) : "");
-    set($(".st-read"), s ? reading(s) : "\u00a0");
+    const read = s ? reading(s) : "";
+    set($(".st-read"), read); $(".st-strip").classList.toggle("reading", !!read);
+    legend();
     phaseBar(s);
     reveal(s);
     const truthLine = [run?.name, k, run?.plain?.steps.length, !!run?.verdict, language, ink.accent, box.w].join();
@@ -582,7 +639,7 @@ function mountStage(root, options) {
   }
   function reading(s) {
     const i = hover ?? chosen;
-    if (i === null || i >= s.nodes) return i !== null ? `“${visible(s.x[i])}” · ${say("node.confidence")} ${number(s.c[i])} · ${say("node.value")} ${number(s.v[i])} · ${say("node.dropped")}` : "\u00a0";
+    if (i === null || i >= s.nodes) return i !== null ? `“${visible(s.x[i])}” · ${say("node.confidence")} ${number(s.c[i])} · ${say("node.value")} ${number(s.v[i])} · ${say("node.dropped")}` : "";
     if (i === BONUS) return `“${visible(s.bonus[1])}” · ${say("origin.bonus")} · p ${number(s.bonus[2])}`;
     return say("mask.cell", { row: visible(s.x[i]), n: ancestors(s, i).size, c: s.at, pos: s.at + s.depth[i], slot: s.at + i }) + ` · ${say("node.confidence")} ${number(s.c[i])} · ${say("node.value")} ${number(s.v[i])} · ${say("node.target")} ${number(s.q[i])}`;
   }
@@ -729,6 +786,7 @@ function mountStage(root, options) {
       }
       if (!ghost) { fact("node.target", number(s.q[i]), "node.target.info"); fact("node.draw", `${visible(s.gx[i])}  ${number(s.gp[i])}`); fact("node.place", `${s.at + s.depth[i]} · ${s.at + i}`); }
       fact("node.depth", String(s.depth[i]));
+      if (sourceOf(s, i)) fact("node.source", say("source." + sourceOf(s, i)));
     }
     panel.replaceChildren(close, element("h3", "", `“${visible(raw)}”`), element("p", "why", say("why." + reason, slots)), facts);
     panel.setAttribute("aria-label", say("why.title"));
@@ -897,8 +955,8 @@ function mountStage(root, options) {
   $(".st-ghost-mode").addEventListener("change", (e) => { ghosts = e.target.value; camera = null; refresh(); });
 
   /* ---------------------------------------------------------------- keys */
-  const KEYS = [["Space", "keys.space"], ["← →", "keys.arrows"], [", .", "keys.phase"], ["Home End", "keys.ends"], ["n", "keys.nodes"], ["Enter", "keys.enter"], ["x", "keys.fold"], ["l", "keys.live"], ["0", "keys.fit"], ["+ −", "keys.zoom"], ["w", "keys.whatif"], ["p", "keys.full"], ["g", "keys.ghosts"], ["Esc", "keys.escape"], ["?", "keys.help"]];
-  const byKey = { " ": "play", ArrowLeft: "prevstep", ArrowRight: "nextstep", ",": "prevphase", ".": "nextphase", Home: "first", End: "last", l: "live", 0: "fit", "+": "zoomin", "=": "zoomin", "-": "zoomout", p: "full", w: "whatif", g: "ghosts", "?": "help" };
+  const KEYS = [["Space", "keys.space"], ["← →", "keys.arrows"], [", .", "keys.phase"], ["Home End", "keys.ends"], ["n", "keys.nodes"], ["Enter", "keys.enter"], ["x", "keys.fold"], ["t PgDn PgUp", "keys.lesson"], ["l", "keys.live"], ["0", "keys.fit"], ["+ −", "keys.zoom"], ["w", "keys.whatif"], ["p", "keys.full"], ["g", "keys.ghosts"], ["Esc", "keys.escape"], ["?", "keys.help"]];
+  const byKey = { " ": "play", ArrowLeft: "prevstep", ArrowRight: "nextstep", ",": "prevphase", ".": "nextphase", Home: "first", End: "last", l: "live", t: "lesson", PageDown: "lessonnext", PageUp: "lessonback", 0: "fit", "+": "zoomin", "=": "zoomin", "-": "zoomout", p: "full", w: "whatif", g: "ghosts", "?": "help" };
   function walkNodes(key) {
     const s = step(), L = layout(s), i = chosen ?? 0, visibleKids = (j) => (j >= 0 ? s.kids[j].filter((c) => c in L.x).sort((a, b) => L.y[a] - L.y[b]) : []);
     if (key === "ArrowLeft") return i === BONUS ? s.a.at(-1) : Math.max(0, s.p[i]);
@@ -909,7 +967,7 @@ function mountStage(root, options) {
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || !root.isConnected) return;
     if (e.key === "Escape" && !$(".st-if").hidden && $(".st-why").hidden) { act("whatif"); return; }
-    if (e.key === "Escape") { if (!$(".st-why").hidden) choose(null); else if (!$(".st-help").hidden) act("help"); else if (root.classList.contains("projector")) act("full"); else if (options.onStop) options.onStop(); return; }
+    if (e.key === "Escape") { if (!$(".st-why").hidden) choose(null); else if (!$(".st-help").hidden) act("help"); else if (lesson) act("lessonend"); else if (root.classList.contains("projector")) act("full"); else if (options.onStop) options.onStop(); return; }
     const inside = e.target === canvas;
     if (e.target.closest?.("input:not([type=range]),textarea,select,[contenteditable=true],[role=tab],[role=listbox],[role=slider]") || (e.target.closest?.("button,summary,a") && (e.key === " " || e.key === "Enter"))) return;
     if (e.target.closest?.("input[type=range]") && !root.contains(e.target)) return;
@@ -920,10 +978,20 @@ function mountStage(root, options) {
     }
     if (e.key === "n" && step()) { e.preventDefault(); canvas.focus(); halt(); choose(chosen ?? 0); return; }
     if (e.key === "x" && chosen !== null) { fold(chosen); return; }
+    if (/^Page/.test(e.key) && !lesson) return; // they scroll the page
     if (byKey[e.key]) { e.preventDefault(); act(byKey[e.key]); }
   });
 
   /* ---------------------------------------------------------------- language, size, theme */
+  function legend() { // what marks what; the two of a second source only where there is one
+    const key = (sample, word) => { const b = element("b"); b.append(sample, " " + say(word)); return b; }, sample = say("legend.sample"), now = language + !!run?.sources;
+    if (legend.now === now) return;
+    legend.now = now;
+    $(".st-legend").replaceChildren(
+      ...["draft", "bonus", ...(run?.sources ? [] : ["plain"])].map((o) => key(element("span", "tok " + o, sample), "origin." + o)),
+      ...(run?.sources ? ["lookup", "both"].map((o) => key(element("span", "chip " + o, sample), "legend." + o)) : []),
+      key(element("s", "chip", sample), "legend.rejected"), key(element("span", "chip never", sample), "legend.never"));
+  }
   function translate() {
     root.querySelectorAll("[data-word]").forEach((n) => set(n, say(n.dataset.word)));
     root.querySelectorAll("[data-word-label]").forEach((n) => n.setAttribute("aria-label", say(n.dataset.wordLabel)));
@@ -933,23 +1001,24 @@ function mountStage(root, options) {
     close.type = "button"; close.dataset.act = "help"; close.setAttribute("aria-label", say("close"));
     for (const [key, word] of KEYS) { const dt = element("dt"); key.split(" ").forEach((q) => dt.append(element("kbd", "", q), " ")); dl.append(dt, element("dd", "", say(word))); }
     help.replaceChildren(close, element("h3", "", say("help")), dl);
-    const legend = $(".st-legend");
-    legend.replaceChildren(...["draft", "bonus", "plain"].map((o) => { const b = element("b"); b.append(element("span", "tok " + o, say("legend.sample")), " " + say("origin." + o)); return b; }));
+    legend();
     for (const r of runs.values()) { if (r.turn) { appendText(r); r.spans.forEach((n) => (n.title = say("origin." + n.classList[1]))); } }
     root.lang = language === "zh" ? "zh-CN" : "en";
     if (chosen !== null && !$(".st-why").hidden) showWhy();
+    tellLesson();
     tell.line = "";
     paint();
   }
   function refresh() {
     const s = step();
     if (chosen !== null) paint();
+    else if (lesson) paint();
     else if (s && !playing && !(follow && run && !run.finish)) set($(".st-aloud"), aloud(s));
     else if (run?.finish && follow && s) set($(".st-aloud"), aloud(s));
     paint();
   }
   const resize = () => { const r = canvas.getBoundingClientRect(); box = { w: Math.round(r.width), h: Math.round(r.height) }; if (chosen !== null && !$(".st-why").hidden) showWhy(); tell.line = ""; paint(); };
-  new ResizeObserver(resize).observe($(".st-board"));
+  new ResizeObserver(resize).observe(canvas);
   new MutationObserver(() => requestAnimationFrame(palette)).observe(document.body, { attributes: true, attributeFilter: ["class"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => requestAnimationFrame(palette));
   document.addEventListener("visibilitychange", () => { last = performance.now(); paint(); });
@@ -981,6 +1050,7 @@ function mountStage(root, options) {
     else { note = { key: "keep.bad", name: file.name, text: told?.error ?? "" }; halt(); paint(); }
   }
   $(".st-file").addEventListener("change", (e) => { if (e.target.files[0]) openFile(e.target.files[0]); e.target.value = ""; });
+  $('.st-tools [data-act="lesson"]').hidden = !options.onLesson;
   root.querySelectorAll(".st-keep [data-keep]").forEach((b) => (b.hidden = b.dataset.keep === "open" ? !options.onOpen : !["svg", "png"].includes(b.dataset.keep) && !options.onKeep));
   function about() { // the caption of a picture: method, settings, pair, hardware, verdict
     const a = run.start, s = a.sampling, set_ = step().set;
@@ -998,7 +1068,7 @@ function mountStage(root, options) {
     feed, act, jump, choose, svg, visible,
     seek(index, beats) { halt(); go(index, beats); refresh(); },
     speak(to) { if (words[to]) { language = to; translate(); } },
-    get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, finished: !!run?.finish, language, known: !!visit, total: s ? score(s).total : 0 }; },
+    get state() { const s = step(); return { run: run?.name ?? null, k, t, steps: run?.steps.length ?? 0, playing, follow, phase: s ? phaseAt(s, Math.min(t, score(s).total)).name : null, chosen, hover, note, lesson: lesson?.key ?? null, finished: !!run?.finish, language, known: !!visit, total: s ? score(s).total : 0 }; },
     /* where a row is drawn, in the page's pixels */
     locate(i) { const s = step(), L = layout(s), v = view(s, L, regions(s)), r = canvas.getBoundingClientRect(); return i in L.x ? { x: r.left + v.x + (L.x[i] + L.w[i] / 2) * v.s, y: r.top + v.y + L.y[i] * v.s, scale: v.s } : null; },
     whatIf(want) { return growing() ? (({ kept, walk, unknown, unverified }) => ({ kept: [...kept].sort((a, b) => a - b), walk, unknown: unknown?.key ?? null, unverified }))(grow(step(), want)) : null; },
