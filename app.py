@@ -27,7 +27,8 @@ from eagle_core.errors import EagleError
 from eagle_core.events import load_trace
 from eagle_core.pairs import PRESETS
 from viz.export import parts
-from viz.playground import Models, Playground, Recording, Shelf
+from viz.models import Models
+from viz.playground import Playground, Recording, Shelf
 from viz.stage import message
 from viz.words import LANGUAGES, WORDS, say
 
@@ -88,10 +89,13 @@ main.fillable { padding: 12px 22px 8px !important; }
 .form { background: transparent !important; border: 0 !important; gap: 10px; box-shadow: none !important; }
 .sidebar .column, .sidebar .form { gap: 10px !important; }
 .sidebar .block { overflow: visible !important; }
-.sidebar .head { align-items: baseline !important; margin: 0 !important; gap: 8px; } .sidebar .head label { margin: 0; }
-.sidebar input[type=number] { max-width: 56px; height: 26px; padding: 0 4px !important; text-align: right; border-radius: 6px; }
+.sidebar .head { align-items: baseline !important; margin: 0 !important; gap: 8px; }
+.sidebar .head label { margin: 0; }
+.sidebar input[type=number] { max-width: 56px; height: 26px; padding: 0 4px !important; text-align: right; }
+.sidebar input[type=number] { border-radius: 6px; }
 .sidebar #seed input[type=number] { max-width: none; height: 34px; padding: 0 12px !important; text-align: left; }
-.sidebar .tab-like-container { border: 0 !important; box-shadow: none !important; background: none !important; height: 26px; }
+.sidebar .tab-like-container { border: 0 !important; box-shadow: none !important; height: 26px; }
+.sidebar .tab-like-container { background: none !important; }
 .sidebar .reset-button, .sidebar .min_value, .sidebar .max_value { display: none !important; }
 .sidebar .slider_input_container { margin-top: 2px; } .sidebar .wrap-inner { padding: 4px 6px !important; }
 .sidebar .info-text { margin: 0 0 2px !important; line-height: 1.35 !important; }
@@ -102,7 +106,9 @@ main.fillable { padding: 12px 22px 8px !important; }
 @media (max-width: 760px) { main.fillable { padding: 10px 12px !important; } #composer { flex-wrap: wrap; } }
 """
 
-HEAD = """<script>
+HEAD = (
+    f"<script>{(STAGE / 'pictures.js').read_text(encoding='utf-8')}</script>"
+    + """<script>
 if (innerWidth < 900) { // an open sidebar would cover a phone's page
   const look = setInterval(() => {
     const b = document.querySelector(".sidebar.open .toggle-button");
@@ -111,6 +117,7 @@ if (innerWidth < 900) { // an open sidebar would cover a phone's page
   setTimeout(() => clearInterval(look), 8000);
 }
 </script>"""
+)
 
 LAB_PROMPTS = """Why is the sky blue?
 Write a Python function that adds two numbers.
@@ -265,6 +272,11 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             stop = word(gr.Button, keys={"value": "stop"}, scale=1, min_width=80, elem_id="stop", interactive=False)
             new = word(gr.Button, keys={"value": "new.short"}, scale=1, min_width=72, elem_id="new")
         with word(gr.Accordion, keys={"label": "tab.charts"}, open=False, elem_id="charts") as charts:
+            with gr.Row():
+                charts_svg, charts_png = (
+                    word(gr.Button, keys={"value": f"charts.{kind}"}, size="sm", scale=0, min_width=220)
+                    for kind in ("svg", "png")
+                )
             plots = []
             for row in range(0, len(CHARTS), 2):
                 with gr.Row():
@@ -286,7 +298,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                         )
                         lab_values = word(
                             gr.Textbox,
-                            "1, 4, 8, 16, 24, 32, 48, 64",
+                            "1, 4, 8, 16, 24, 32, 48, 64, auto",
                             max_length=200,
                             keys=label("lab.values"),
                             min_width=160,
@@ -299,6 +311,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             with gr.Row():
                 lab_run = word(gr.Button, keys={"value": "lab.run"}, elem_id="lab_run", scale=0, min_width=160)
                 lab_stop = word(gr.Button, keys={"value": "lab.cancel"}, elem_id="lab_cancel", scale=0, min_width=110)
+                lab_svg = word(gr.Button, keys={"value": "charts.svg"}, scale=0, min_width=220, elem_id="lab_svg")
             lab_say = gr.Textbox(
                 show_label=False, interactive=False, lines=1, max_lines=6, container=False, elem_id="lab_say"
             )
@@ -376,6 +389,12 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
 
         lab = [lab_prompts, lab_knob, lab_values, lab_heat, lab_tokens, method, language]
         lab_run.click(sweep, lab, [lab_say, lab_plot], concurrency_limit=None, trigger_mode="once", **quiet)
+        for button, where, kind, name in (
+            (charts_svg, "#charts", "svg", "eagle-charts"),
+            (charts_png, "#charts", "png", "eagle-charts"),
+            (lab_svg, "#lab", "svg", "eagle-lab"),
+        ):
+            button.click(None, js=f"() => {{ keepCharts('{where}', '{kind}', '{name}'); }}")
         lab_stop.click(halt, None, stage, queue=False, **quiet)
         if not public:
             look.click(ground.look, [own_target, own_drafter, language], facts, **quiet)
@@ -410,6 +429,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         def arrive(request: gr.Request) -> list[Any]:
             """Restore what a link says; whatever in it is not one of ours is ignored."""
             said, visit = dict(request.query_params), ground.visit(who(request))
+            ground.welcome()
             out: list[Any] = [said["prompt"][:20000] if "prompt" in said else gr.skip()]
             out += [_read(knob, said.get(name)) for name, knob in knobs.items()]
             out.append(said["language"] if said.get("language") in LANGUAGES else gr.skip())
@@ -490,6 +510,16 @@ def _methods(language: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------- starting
 
 
+def lent() -> Callable[..., Any] | None:
+    """`spaces.GPU` in a Hugging Face Space that lends GPUs; None elsewhere. It wants to be imported before torch."""
+    try:
+        import spaces
+    except ImportError:
+        return None
+    decorator: Callable[..., Any] = spaces.GPU
+    return decorator
+
+
 def opening(trace: str | None, shelf: Shelf) -> Recording | None:
     """What the page shows first: the trace asked for, else the first recording, else nothing."""
     if trace is None:
@@ -557,7 +587,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     try:
         shelf = Shelf()
-        ground = Playground(Models(args.target, args.drafter), shelf, opening(args.trace, shelf))
+        models = Models(args.target, args.drafter, lent())
+        ground = Playground(models, shelf, opening(args.trace, shelf), eager=True)
     except (EagleError, OSError, UnicodeDecodeError) as e:
         parser.error(str(e))
     public = args.public or "SPACE_ID" in os.environ

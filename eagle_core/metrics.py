@@ -36,6 +36,7 @@ from eagle_core.events import Event, Finish, Node, Start, Step
 __all__ = [
     "BINS",
     "METRICS",
+    "SHORTEST",
     "Bin",
     "Depth",
     "Length",
@@ -47,6 +48,9 @@ __all__ = [
     "measure",
     "table",
 ]
+
+SHORTEST = 1e-6
+"""Milliseconds below which nothing was measured: no clock counts less than a nanosecond, and no rate is made of it."""
 
 BINS = 10
 """Equal bins of a calibration table: [0, 0.1), [0.1, 0.2) … [0.9, 1]."""
@@ -199,7 +203,8 @@ def _overhead(run: Run) -> float | None:
 
 
 def _tokens_per_second(run: Run) -> float | None:
-    return _share(_emitted(run), _milliseconds(run) / 1000)
+    ms = _milliseconds(run)
+    return _share(_emitted(run), ms / 1000) if ms > SHORTEST else None
 
 
 def _acceptance(run: Run) -> tuple[Depth, ...]:

@@ -27,6 +27,7 @@ from tests import synthetic
 from tests.conftest import VOCAB, eagle_head, tiny_model
 from tests.test_viz import HOSTILE
 from viz import playground
+from viz.models import Models
 from viz.why import why
 from viz.words import say, visible
 
@@ -94,7 +95,7 @@ def site(pair: TinyPair) -> Iterator[SimpleNamespace]:
     shelf.put(playground.Recording.of("first", run, "Why does a tree help?", "A first one"))
     shelf.put(playground.Recording.of("second", synthetic.run(8, steps=5), "And now?", "A second one"))
     shelf.put(playground.Recording.of("hostile", hostile, HOSTILE[1], HOSTILE[0]))
-    models = playground.Models(None, None)
+    models = Models(None, None)
     models._pair = pair
     page = app.build(playground.Playground(models, shelf, shelf["first"]), 12, False)
     address = app.start(page, "127.0.0.1", None, block=False)

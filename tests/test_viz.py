@@ -318,7 +318,7 @@ class TestCharts:
             {"temperature": t, "value": v, "tau": v / 2, "tokens_per_second": 10 - v} for t in (0, 1) for v in (4, 1)
         ]
         data = sweep(rows, "total_token").data
-        assert [list(d.x) for d in data] == [[1, 4]] * 4 and [d.name for d in data][:1] == ["τ · T 0"]
+        assert [list(d.x) for d in data] == [["1", "4"]] * 4 and [d.name for d in data][:1] == ["τ · T 0"]
 
 
 class TestExport:

@@ -15,7 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from eagle_core.metrics import METRICS, Run, accepted_length
-from viz.words import say
+from viz.words import about, auto, say
 
 __all__ = ["CHARTS", "figures", "sweep"]
 
@@ -23,9 +23,17 @@ ACCENT, SKY, ORANGE, GREY = "#0072b2", "#56b4e9", "#e69f00", "#8993a2"
 _INK = "#6b7584"  # contrast ≥ 4.5 on white and on the dark surface
 
 
-def figures(run: Run, plain: Run | None = None, language: str = "en") -> dict[str, go.Figure]:
-    """All charts of a run; `plain` is the reference run, where one was made."""
+_BAR = {"remove": ["toImage", "lasso2d", "select2d", "autoScale2d"], "bgcolor": "rgba(0,0,0,0)", "color": _INK}
+"""Plotly's own camera would take a picture without its caption; the page's buttons take it with one."""
+
+
+def figures(
+    run: Run, plain: Run | None = None, language: str = "en", verdict: Mapping[str, Any] | None = None
+) -> dict[str, go.Figure]:
+    """All charts of a run; `plain` is the reference run, where one was made, and `verdict` what came of it. Each
+    carries its caption as `layout.meta`: method, settings, pair, hardware, verdict."""
     out = {}
+    caption = about(run.starts[0], language, verdict) if run.starts else ""
     for name, draw in CHARTS.items():
         word = partial(say, language)
         figure = go.Figure()
@@ -43,6 +51,8 @@ def figures(run: Run, plain: Run | None = None, language: str = "en") -> dict[st
             legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right", "font_size": 11},
             bargap=0.15,
             hovermode="x unified",
+            modebar=_BAR,
+            meta={"caption": caption},
         )
         figure.update_xaxes(showgrid=False, linecolor=_INK, zeroline=False)
         figure.update_yaxes(gridcolor="rgba(137,147,162,.25)", zeroline=False, rangemode="tozero")
@@ -50,17 +60,19 @@ def figures(run: Run, plain: Run | None = None, language: str = "en") -> dict[st
     return out
 
 
-def sweep(rows: Sequence[Mapping[str, float]], knob: str, language: str = "en") -> go.Figure:
+def sweep(rows: Sequence[Mapping[str, Any]], knob: str, language: str = "en", caption: str = "") -> go.Figure:
     """τ and tokens per second of a swept knob, a pair of lines for each temperature.
 
     Args:
-        rows: {value, temperature, tau, tokens_per_second}, in any order.
+        rows: {value, temperature, tau, tokens_per_second}, in any order; the values stand evenly, auto (-1) last.
         knob: key of `viz.words` that names the knob.
+        caption: what the picture says of itself when it is kept.
     """
     figure = go.Figure()
+    order = sorted({r["value"] for r in rows}, key=lambda v: (v == -1, v))
     for i, t in enumerate(sorted({r["temperature"] for r in rows})):
-        mine = sorted((r for r in rows if r["temperature"] == t), key=lambda r: r["value"])
-        x = [r["value"] for r in mine]
+        mine = sorted((r for r in rows if r["temperature"] == t), key=lambda r: order.index(r["value"]))
+        x = [auto(r["value"], language) for r in mine]
         dash = ("solid", "dash", "dot", "dashdot")[i % 4]
         for key, color, symbol, axis in (
             ("tau", ACCENT, "circle", "y"),
@@ -75,7 +87,14 @@ def sweep(rows: Sequence[Mapping[str, float]], knob: str, language: str = "en") 
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": _INK, "size": 12},
-        xaxis={"title": say(language, knob), "showgrid": False, "zeroline": False},
+        xaxis={
+            "title": say(language, knob),
+            "showgrid": False,
+            "zeroline": False,
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [auto(v, language) for v in order],
+        },
         yaxis={"title": say(language, "axis.tau"), "rangemode": "tozero", "gridcolor": "rgba(137,147,162,.25)"},
         yaxis2={
             "title": say(language, "axis.speed"),
@@ -87,6 +106,8 @@ def sweep(rows: Sequence[Mapping[str, float]], knob: str, language: str = "en") 
         legend={"orientation": "h", "y": -0.25},
         margin={"l": 52, "r": 52, "t": 44, "b": 44},
         hovermode="x unified",
+        modebar=_BAR,
+        meta={"caption": caption},
     )
     return figure
 
@@ -148,7 +169,7 @@ def _calibration(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> 
 def _time(figure: go.Figure, run: Run, plain: Run | None, word: Word) -> None:
     x = [s.index + 1 for s in run.steps]
     for part, color, pattern in (("draft", SKY, "\\"), ("verify", ACCENT, ""), ("other", GREY, ".")):
-        y = [s.timing[f"{part}_ms"] for s in run.steps]
+        y = [s.timing.get(f"{part}_ms", 0.0) for s in run.steps]
         figure.add_bar(x=x, y=y, name=word(f"cost.{part}"), marker={"color": color, "pattern_shape": pattern})
     _axes(figure, word, "step", "ms", barmode="stack")
 

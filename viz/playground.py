@@ -1,4 +1,4 @@
-"""Behind the page: the models, the line before them, the visitors and what each one sees. No widgets, no gradio.
+"""Behind the page: the line before the models, the visitors and what each one sees. No widgets, no gradio.
 
     visitor ──► Playground.answer ──► Line ──► Models ──► engine thread ──► batches ──► messages for the stage
 
@@ -9,6 +9,7 @@ events are collected and handed on at most every `BEAT` seconds. Leaving an iter
 
 from __future__ import annotations
 
+import contextvars
 import gzip
 import json
 import queue
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eagle_core.errors import EagleError, InvalidRequest
 from eagle_core.events import Event, dump, load_trace
@@ -27,16 +28,20 @@ from eagle_core.metrics import METRICS, Run
 from eagle_core.pairs import DEFAULT
 from viz.export import numbers_csv, replay, trace
 from viz.lesson import page
+from viz.models import Models
 from viz.stage import Teller, message
 from viz.verdict import beside
-from viz.words import say
+from viz.words import auto, say, target_name
 
 if TYPE_CHECKING:
-    from eagle_core import Pair
+    from eagle_core.compare import Verdict
 
 __all__ = ["BEAT", "MAX_TRACE", "Line", "Models", "Playground", "Recording", "Shelf", "Visit", "batches"]
 
 TRACES = Path(__file__).parent.parent / "assets" / "traces"
+WARM = 2.0
+"""Seconds after a page was opened until the models begin to load: long enough for the page to be drawn first."""
+
 MAX_VISITS = 200
 """Visitors remembered; beyond that the oldest idle ones are forgotten."""
 
@@ -116,67 +121,13 @@ class Line:
             return self._waiting.index(mine)
 
 
-class Models:
-    """The pair, loaded when it is first needed."""
-
-    def __init__(self, target: str | None, drafter: str | None) -> None:
-        self._names = target, drafter
-        self._pair: Pair | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def loaded(self) -> bool:
-        return self._pair is not None
-
-    def pair(self) -> Pair:
-        with self._lock:
-            if self._pair is None:
-                from eagle_core import load_pair
-
-                self._pair = load_pair(*self._names)
-            return self._pair
-
-    def look(self, target: str, drafter: str, language: str) -> Iterator[str]:
-        """What a pair is and needs, read from its files without loading weights into memory; lines of text."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        from eagle_core.checkpoints import inspect
-        from eagle_core.pairs import target_config
-
-        config = target_config(target or None)
-        text = config.get_text_config()
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        model.tie_weights()
-        size = sum(p.numel() for p in model.parameters())
-        dtype = config.dtype if torch.cuda.is_available() and config.dtype else torch.float32
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        yield say(
-            language, "models.memory", name=target or config.name_or_path, parameters=round(size / 1e6),
-            weights=round(size * dtype.itemsize / 1e6), dtype=str(dtype).removeprefix("torch."),
-            kv=round(2 * text.num_hidden_layers * heads * width * dtype.itemsize / 1e3, 1),
-            context=text.max_position_embeddings,
-        )  # fmt: skip
-        if drafter:
-            facts = inspect(drafter, config)
-            yield from (f"{key}: {value}" for key, value in facts.items() if value not in (None, [], {}))
-
-    def load(self, target: str, drafter: str) -> Pair:
-        """Take another pair into use; what was there stays if it cannot be loaded."""
-        from eagle_core import load_pair
-
-        pair = load_pair(target or None, drafter or None)
-        with self._lock:
-            self._pair = pair
-        return pair
-
-
 _DONE = object()
 
 
-def batches(events: Iterator[Event], cancel: threading.Event) -> Iterator[list[Event]]:
+Item = TypeVar("Item")
+
+
+def batches(events: Iterator[Item], cancel: threading.Event) -> Iterator[list[Item]]:
     """The events as they come, a list every `BEAT` at most. The engine runs on its own thread and never waits for the
     page; leaving this iterator early stops it and waits for its last forward."""
     box: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -189,7 +140,8 @@ def batches(events: Iterator[Event], cancel: threading.Event) -> Iterator[list[E
         except BaseException as e:  # handed over whole, and raised again on the consumer's side
             box.put(e)
 
-    engine = threading.Thread(target=produce, daemon=True, name="engine")
+    context = contextvars.copy_context()  # a place that lends GPUs asks there whose request this is
+    engine = threading.Thread(target=context.run, args=(produce,), daemon=True, name="engine")
     engine.start()
     try:
         while True:
@@ -217,8 +169,8 @@ def batches(events: Iterator[Event], cancel: threading.Event) -> Iterator[list[E
 class Playground:
     """What the handlers share: the models, the line before them, the visitors, the recordings."""
 
-    def __init__(self, models: Models, shelf: Shelf, opening: Recording | None) -> None:
-        self.models, self.shelf, self.opening = models, shelf, opening
+    def __init__(self, models: Models, shelf: Shelf, opening: Recording | None, eager: bool = False) -> None:
+        self.models, self.shelf, self.opening, self._eager = models, shelf, opening, eager
         self.line = Line()
         self._visits: dict[str, Visit] = {}
 
@@ -234,6 +186,13 @@ class Playground:
 
     def _holder(self, key: object) -> Visit | None:
         return next((visit for visit in self._visits.values() if visit.key == key), None)
+
+    def welcome(self) -> None:
+        """Somebody has opened the page: an eager ground brings the models in, once the page has had its share."""
+        if self._eager and not self.models.loaded:
+            waiting = threading.Timer(WARM, self.models.warm)
+            waiting.daemon = True
+            waiting.start()
 
     def leave(self, session: str) -> None:
         """A visitor closed the page: whatever was running for them stops."""
@@ -283,16 +242,18 @@ class Playground:
                     yield message(note={"key": "status.cancelled"})
                     return
                 yield message(note={"key": "status.queue", "n": n})
-            if not self.models.loaded:
-                yield message(note={"key": "status.loading"})
             try:
-                yield from self._answer(self.models.pair(), visit, cancel, text, race, system, wish)
+                for what, done in self.models.coming():
+                    if cancel.is_set():  # it goes on loading, for whoever asks next
+                        yield message(note={"key": "status.cancelled"})
+                        return
+                    yield message(note={"key": "status.loading", "what": what, "done": round(done, 3)})
+                yield from self._answer(visit, cancel, text, race, system, wish)
             except EagleError as e:
                 yield message(note={"key": "status.error", "text": str(e)})
 
     def _answer(
         self,
-        pair: Pair,
         visit: Visit,
         cancel: threading.Event,
         text: str,
@@ -301,10 +262,9 @@ class Playground:
         wish: dict[str, Any],
     ) -> Iterator[str]:
         from eagle_core import Sampling, TreeSettings
-        from eagle_core.compare import Verdict, judge
 
         method, most = wish["method"], wish["max_new_tokens"]
-        if why := pair.why_not(method):
+        if why := self.models.pair().why_not(method):
             yield message(note={"key": "status.error", "text": why})
             return
         sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], wish["seed"])
@@ -313,10 +273,12 @@ class Playground:
             wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"], tree
         )
         asked = [*visit.talk, {"role": "user", "content": text}]
-        request: dict[str, Any] = {"sampling": sampling, "settings": settings, "max_new_tokens": most, "cancel": cancel}
+        request: dict[str, Any] = {
+            "method": method, "sampling": sampling, "settings": settings, "max_new_tokens": most,
+        }  # fmt: skip
         name = uuid.uuid4().hex[:8]
 
-        events = pair.generate(asked, method=method, system=system, **request)
+        events = self.models.answer(asked, cancel, system=system, **request)
         if not visit.talk:  # the first message takes the place of the recording
             visit.shown = {}
             yield message(clear=True, note={"key": "status.prefill"})
@@ -335,18 +297,16 @@ class Playground:
         try:
             yield message(note={"key": "status.plain"})
             plain = shown.plain = Teller(f"{name}.plain", role="plain", of=name)
-            for batch in batches(pair.generate(ours.starts[0].prompt_ids, method="vanilla", **request), cancel):
-                yield plain.tell(batch)
-            if cancel.is_set():
+            found: Verdict | None = None
+            for mixed in batches(self.models.check(ours.starts[0].prompt_ids, ours.ids, cancel, **request), cancel):
+                events_of_plain = [item for item in mixed if isinstance(item, Event)]
+                found = next((item for item in mixed if not isinstance(item, Event)), found)
+                yield plain.tell(events_of_plain)
+            if found is None or cancel.is_set():
                 shown.plain = None
                 yield message(note=False)
                 return
-            theirs = Run.collect(plain.events)
-            if pair.drafter(method).rule == "ratio" and not sampling.greedy:
-                found = Verdict(None)  # ids cannot tell
-            else:
-                found = judge(pair.target, ours.starts[0].prompt_ids, ours.ids, theirs.ids, sampling)
-            shown.verdict = beside(ours, theirs, found)
+            shown.verdict = beside(ours, Run.collect(plain.events), found)
             yield shown.teller.tell([], verdict=shown.verdict)
         finally:
             visit.checking = False
@@ -359,9 +319,10 @@ class Playground:
         with self.line.ticket() as ticket:
             while self.line.ahead(ticket, 1.0):
                 pass
+            self.models.pair()
             settings, sampling = TreeSettings(*tree), Sampling(temperature=temperature, seed=seed)
-            events = self.models.pair().generate(
-                prompt, method=method, sampling=sampling, settings=settings, max_new_tokens=most, cancel=cancel
+            events = self.models.answer(
+                prompt, cancel, method=method, sampling=sampling, settings=settings, max_new_tokens=most
             )
             for batch in batches(events, cancel):
                 yield from map(dump, batch)
@@ -374,15 +335,17 @@ class Playground:
 
     def load(self, target: str | None, drafter: str, language: str) -> Iterator[str]:
         target = (target or "").strip()
-        yield say(language, "models.loading", name=target or DEFAULT)
+        name = target or DEFAULT
         with self.line.ticket() as ticket:
-            while self.line.ahead(ticket, 1.0):
-                pass
+            while n := self.line.ahead(ticket, 1.0):
+                yield say(language, "status.queue", n=n)
             try:
-                pair = self.models.load(target, drafter.strip())
+                for what, done in self.models.replace(target or None, drafter.strip() or None):
+                    yield f"{_bar(done)}  {say(language, 'models.loading', name=name)} {say(language, what)}"
             except EagleError as e:
                 yield str(e)
                 return
+            pair = self.models.pair()
             ready = say(language, "models.ready", name=pair.target.name, methods=", ".join(pair.methods))
             yield "\n".join([ready, *pair.failures])
 
@@ -404,28 +367,24 @@ class Playground:
         lines = [line.strip() for line in prompts.splitlines() if line.strip()][:8]
         try:
             grid = [(t, v) for t in _numbers(temperatures, float) for v in _numbers(values, int)]
-        except ValueError:
+            wishes = [(Sampling(temperature=t), TreeSettings(**{knob: value})) for t, value in grid]
+        except ValueError as e:  # no numbers, or numbers that the engine would refuse
+            bad = isinstance(e, EagleError)
+            yield str(e) if bad else say(language, "lab.bad", text=f"{values} / {temperatures}"), None
+            return
+        if not grid or not lines:
             yield say(language, "lab.bad", text=f"{values} / {temperatures}"), None
             return
         cancel = visit.cancel = threading.Event()
-        rows: list[dict[str, float]] = []
-        yield say(language, "status.loading"), None
-        for done, (t, value) in enumerate(grid):
-            yield (
-                say(
-                    language,
-                    "lab.progress",
-                    done=done,
-                    all=len(grid),
-                    knob=say(language, knob),
-                    value=value,
-                    t=f"{t:g}",
-                ),
-                None,
-            )
-            runs = []
-            try:
-                settings = TreeSettings(**{knob: value})
+        rows: list[dict[str, Any]] = []
+        about = ""
+        try:
+            for what, share in self.models.coming():
+                yield f"{_bar(share)}  {say(language, 'status.loading', what=say(language, what))}", None
+            for done, ((t, value), (sampling, settings)) in enumerate(zip(grid, wishes, strict=True)):
+                slots = {"done": done, "all": len(grid), "knob": say(language, knob), "value": auto(value, language)}
+                yield f"{_bar(done / len(grid))}  {say(language, 'lab.progress', t=f'{t:g}', **slots)}", None
+                runs: list[Run] = []
                 # The first answer of all only warms up: caches, threads, the drafter's own first forward.
                 for line in [*lines[: not done], *lines]:
                     with self.line.ticket() as ticket:
@@ -433,22 +392,22 @@ class Playground:
                             pass
                         if cancel.is_set():
                             break
-                        events = self.models.pair().generate(
-                            line, method=method, sampling=Sampling(temperature=t), settings=settings,
-                            max_new_tokens=tokens, cancel=cancel, record=False,
+                        events = self.models.answer(
+                            line, cancel, method=method, sampling=sampling, settings=settings, max_new_tokens=tokens,
+                            record=False,
                         )  # fmt: skip
                         runs.append(Run.collect(event for batch in batches(events, cancel) for event in batch))
-                runs = runs[-len(lines) :]
-            except EagleError as e:
-                yield str(e), None
-                return
-            if cancel.is_set():
-                break
-            pooled = Run.pool(runs)
-            names = ("tau", "tokens_per_second", "step_ms")
-            rows.append({"temperature": t, "value": value} | {n: METRICS[n].of(pooled) or 0.0 for n in names})
-            yield None, sweep(rows, knob, language)
-        yield "\n".join(_best(rows, knob, language)), None
+                if cancel.is_set():
+                    break
+                pooled = Run.pool(runs[-len(lines) :])
+                names = ("tau", "tokens_per_second", "step_ms")
+                rows.append({"temperature": t, "value": value} | {n: METRICS[n].of(pooled) or 0.0 for n in names})
+                about = about or _about(runs[0], language, prompts=len(lines))
+                yield None, sweep(rows, knob, language, about)
+        except EagleError as e:
+            yield str(e), None
+            return
+        yield "\n".join(_best(rows, knob, language)) or say(language, "status.cancelled"), None
 
     # What the stage asks for by itself. Everything a browser sends is checked.
 
@@ -515,7 +474,8 @@ class Playground:
         shown = next(reversed(self.visit(session).shown.values()), None)
         run = shown.run if shown else Run()
         plain = Run.collect(shown.plain.events) if shown and shown.plain else None
-        return list(figures(run, plain, language).values())
+        verdict = shown.verdict if shown else None
+        return list(figures(run, plain, language, verdict).values())
 
 
 def _paths(text: str) -> tuple[tuple[int, ...], ...] | None:
@@ -529,18 +489,34 @@ def _paths(text: str) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _numbers(text: str, kind: type) -> list[Any]:
-    return [kind(part) for part in text.replace(",", " ").split()][:24]
+    """Numbers as a visitor lists them, "auto" for -1; each once."""
+    parts = text.replace(",", " ").replace("，", " ").split()
+    return list(dict.fromkeys(kind("-1" if part.lower() in ("auto", "自动") else part) for part in parts))[:24]
 
 
-def _best(rows: list[dict[str, float]], knob: str, language: str) -> Iterator[str]:
+def _bar(done: float) -> str:
+    """A share as a bar of ten, for boxes that hold only text."""
+    return "▰" * round(10 * done) + "▱" * (10 - round(10 * done)) + f" {100 * done:.0f} %"
+
+
+def _about(run: Run, language: str, prompts: int) -> str:
+    """What a picture of a sweep has to say of itself: method, pair, hardware, how much was run."""
+    start = run.starts[0]
+    where = f"{start.device} · {start.dtype} · {start.machine}"
+    count = say(language, "lab.about", n=prompts, m=start.max_new_tokens)
+    return "  ·  ".join([say(language, f"method.{start.method}"), target_name(start.pair), where, count])
+
+
+def _best(rows: list[dict[str, Any]], knob: str, language: str) -> Iterator[str]:
     """For each temperature: which value was fastest, and why the largest τ need not be."""
     for t in sorted({r["temperature"] for r in rows}):
         mine = [r for r in rows if r["temperature"] == t]
         best, most = max(mine, key=lambda r: r["tokens_per_second"]), max(mine, key=lambda r: r["tau"])
         yield say(
             language, "lab.same" if best is most else "lab.best", t=f"{t:g}", knob=say(language, knob),
-            value=best["value"], tps=f"{best['tokens_per_second']:.1f}", tau=f"{best['tau']:.2f}",
-            most=f"{most['tau']:.2f}", at=most["value"], ms=f"{most['step_ms']:.0f}", best_ms=f"{best['step_ms']:.0f}",
+            value=auto(best["value"], language), tps=f"{best['tokens_per_second']:.1f}", tau=f"{best['tau']:.2f}",
+            most=f"{most['tau']:.2f}", at=auto(most["value"], language), ms=f"{most['step_ms']:.0f}",
+            best_ms=f"{best['step_ms']:.0f}",
         )  # fmt: skip
 
 

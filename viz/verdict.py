@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eagle_core.metrics import METRICS, Run
+from eagle_core.metrics import METRICS, SHORTEST, Run
 
 if TYPE_CHECKING:
     from eagle_core.compare import Verdict
@@ -49,10 +49,11 @@ def pays(ours: Run, plain: Run) -> dict[str, Any] | None:
     `verify` and `other` are its parts; `cause` names the larger reason where it does not pay.
     """
     one, step, tau = METRICS["step_ms"].of(plain), METRICS["step_ms"].of(ours), METRICS["tau"].of(ours)
-    if not isinstance(one, float) or not isinstance(step, float) or not isinstance(tau, float) or one <= 0:
+    if not isinstance(one, float) or not isinstance(step, float) or not isinstance(tau, float) or one <= SHORTEST:
         return None
     parts = {
-        k: sum(s.timing[f"{k}_ms"] for s in ours.steps) / len(ours.steps) / one for k in ("draft", "verify", "other")
+        k: sum(s.timing.get(f"{k}_ms", 0.0) for s in ours.steps) / len(ours.steps) / one
+        for k in ("draft", "verify", "other")
     }
     need = step / one
     told = {"tau": tau, "need": need, "plain_ms": one, **parts}

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from eagle_core.drafters import METHODS
 from eagle_core.metrics import METRICS
 
-__all__ = ["LANGUAGES", "WORDS", "number", "say", "visible"]
+if TYPE_CHECKING:
+    from eagle_core.events import Start
+
+__all__ = ["LANGUAGES", "WORDS", "about", "auto", "number", "say", "target_name", "visible"]
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
 
@@ -514,6 +519,10 @@ _TABLE: dict[str, tuple[str, str]] = {
     "lab.run": ("Run the sweep", "开始扫描"),
     "lab.cancel": ("Cancel", "取消"),
     "lab.progress": ("{done} of {all}: {knob} = {value}, temperature {t}", "{done}/{all}：{knob} = {value}，温度 {t}"),
+    "lab.about": ("{n} prompts, {m} tokens each at most", "{n} 个提示，每个最多 {m} 个词元"),
+    "auto": ("auto", "自动"),
+    "charts.svg": ("Keep as one picture (.svg)", "保存为一幅图 (.svg)"),
+    "charts.png": ("Keep as one picture (.png)", "保存为一幅图 (.png)"),
     "lab.best": (
         "At temperature {t}, {knob} = {value} was fastest: {tps} tokens/s with τ {tau}. "
         "The largest τ, {most}, came with {knob} = {at}, at {ms} ms a step against {best_ms} ms.",
@@ -524,7 +533,7 @@ _TABLE: dict[str, tuple[str, str]] = {
         "At temperature {t}, {knob} = {value} was fastest: {tps} tokens/s, and has the largest τ as well, {tau}.",
         "温度 {t} 时，{knob} = {value} 最快：{tps} 词元/秒，τ 也最大：{tau}。",
     ),
-    "lab.bad": ("not a list of numbers: {text}", "不是数字列表：{text}"),
+    "lab.bad": ("not a list of numbers, or nothing to ask: {text}", "不是数字列表，或没有提示：{text}"),
     "chart.sweep": ("τ and measured tokens/s", "τ 与实测词元/秒"),
     "axis.tau": ("τ (tokens/forward)", "τ（词元/前向）"),
     "axis.speed": ("tokens/s, measured", "词元/秒，实测"),
@@ -630,6 +639,35 @@ def number(x: float) -> str:
     if 0.9995 <= x < 1:
         return ">0.999"
     return f"{x:.3f}"
+
+
+def auto(value: float, language: str) -> str:
+    """The value of a knob as people read it: -1 chooses by measuring."""
+    return say(language, "auto") if value == -1 else f"{value:g}"
+
+
+def target_name(pair: Mapping[str, Any]) -> str:
+    """What a run's target is called, as far as its `Start` says so."""
+    target = pair.get("target")
+    name = target.get("name") if isinstance(target, Mapping) else target
+    return name if isinstance(name, str) else ""
+
+
+def about(start: Start, language: str, verdict: Mapping[str, Any] | None = None) -> str:
+    """What a picture says of itself: method, settings, pair, hardware, verdict."""
+    tree = start.settings
+    slots = {k: visible(v) if isinstance(v, str) else v for k, v in (verdict or {}).items()}
+    knobs = (("total_token", "total_token"), ("depth", "depth"), ("top-k", "top_k"))
+    parts = [
+        say(language, f"method.{start.method}") if f"method.{start.method}" in WORDS[language] else start.method,
+        " · ".join(f"{label} {tree[key]}" for label, key in knobs if isinstance(tree.get(key), int)),
+        " · ".join(f"{label} {start.sampling[key]}" for label, key in (("T", "temperature"), ("seed", "seed"))
+                   if isinstance(start.sampling.get(key), int | float)),
+        target_name(start.pair),
+        f"{start.device} · {start.dtype} · {start.machine}",
+        say(language, f"verdict.{verdict['key']}", **slots) if verdict else say(language, "verdict.none"),
+    ]  # fmt: skip
+    return "  ·  ".join(part for part in parts if part)
 
 
 def visible(text: str) -> str:

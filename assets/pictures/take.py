@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent))
 
 import app
-from viz.playground import Models, Playground, Shelf
+from viz.models import Models
+from viz.playground import Playground, Shelf
 
 SHOTS = (
     ("light", {"width": 1440, "height": 900}, "light", "accept", None),

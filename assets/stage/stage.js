@@ -728,7 +728,7 @@ function mountStage(root, options) {
     r.foot.replaceChildren(...list.filter((x) => x.length).map(([x, name]) => { const span = element("span", name ? "defined" : "", x); if (name) { span.title = say("define." + name); span.tabIndex = 0; } return span; }));
     if (r.verdict) {
       if (r.verdict.speedup) { const x = element("span", "defined", say("foot.speedup", { x: r.verdict.speedup.toFixed(2) })); x.title = say("define.speedup"); x.tabIndex = 0; r.foot.append(x); }
-      const v = element(r.verdict.at ? "button" : "span", r.verdict.verdict, say("verdict." + r.verdict.key, Object.fromEntries(Object.entries(r.verdict).map(([a, b]) => [a, typeof b === "string" ? visible(b) : b]))));
+      const v = element(r.verdict.at ? "button" : "span", r.verdict.verdict, say("verdict." + r.verdict.key, readable(r.verdict)));
       if (r.verdict.at) { // a click goes to the step in which the answers part
         v.type = "button";
         if (r.verdict.best?.length) v.title = say("verdict.best") + ": " + r.verdict.best.map(([id, text, logit]) => `“${visible(text)}” ${logit}`).join(", ");
@@ -878,7 +878,7 @@ function mountStage(root, options) {
     if (!r.width) return;
     c.width = Math.round(r.width * dpr); c.height = Math.round(r.height * dpr);
     const pen = canvasPen(c.getContext("2d")); c.getContext("2d").setTransform(dpr, 0, 0, dpr, 0, 0);
-    const n = run.steps.length, bw = Math.min(26, (r.width - 2) / n), top = 18, most = Math.max(...run.steps.map((s) => Math.max(sum(s.ms), s.ids.length * plain))), y = (ms) => r.height - 2 - (ms / most) * (r.height - top - 2);
+    const n = run.steps.length, bw = Math.min(26, (r.width - 2) / n), top = 18, most = Math.max(...run.steps.map((s) => Math.max(sum(s.ms), s.ids.length * plain))) || 1, y = (ms) => r.height - 2 - (ms / most) * (r.height - top - 2);
     pen.text(say("cost"), 0, 11, { size: 12, weight: 600, fill: ink.sub });
     let x = measure(say("cost"), 12, 600) + 18;
     for (const [name, fill] of [["draft", ink["draft-line"]], ["verify", ink.accent], ["other", ink.ghost]]) { pen.rect(x, 3, 9, 9, 2, { fill }); pen.text(say("cost." + name), x + 13, 11, { size: 11, fill: ink.sub }); x += measure(say("cost." + name), 11, 400) + 28; }
@@ -1052,16 +1052,24 @@ function mountStage(root, options) {
   $(".st-file").addEventListener("change", (e) => { if (e.target.files[0]) openFile(e.target.files[0]); e.target.value = ""; });
   $('.st-tools [data-act="lesson"]').hidden = !options.onLesson;
   root.querySelectorAll(".st-keep [data-keep]").forEach((b) => (b.hidden = b.dataset.keep === "open" ? !options.onOpen : !["svg", "png"].includes(b.dataset.keep) && !options.onKeep));
+  const readable = (facts) => Object.fromEntries(Object.entries(facts).map(([a, b]) => [a, typeof b === "string" ? visible(b) : b]));
   function about() { // the caption of a picture: method, settings, pair, hardware, verdict
-    const a = run.start, s = a.sampling, set_ = step().set;
-    return [say("method." + a.method), `total_token ${set_.total_token} · depth ${set_.depth} · top-k ${set_.top_k}`, `T ${s.temperature} · seed ${s.seed}`, a.pair?.target?.name ?? a.pair?.target ?? "", a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, run.verdict) : say("verdict.none")].filter(Boolean).join("  ·  ");
+    const a = run.start, own = step().set, tree = [["total_token", own.total_token], ["depth", own.depth], ["top-k", own.top_k]], draw = [["T", a.sampling.temperature], ["seed", a.sampling.seed]];
+    const list = (pairs) => pairs.filter(([, v]) => typeof v === "number").map(([name, v]) => `${name} ${v}`).join(" · ");
+    return [say("method." + a.method), list(tree), list(draw), prose(a.target ?? ""), a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, readable(run.verdict)) : say("verdict.none")].filter(Boolean).join("  ·  ");
   }
   function svg() {
     const parts = [], caption_ = $(".st-caption").textContent;
     draw(svgPen(parts));
     const head = []; svgPen(head).text(caption_, 16, box.h + 22, { size: 13, weight: 600, fill: ink.ink });
-    svgPen(head).text(clip(about(), Math.floor(box.w / 6)), 16, box.h + 42, { size: 11, fill: ink.sub });
-    return `<svg xmlns="http://www.w3.org/2000/svg" width="${box.w}" height="${box.h + 54}" viewBox="0 0 ${box.w} ${box.h + 54}" font-family="${ink.font.replace(/"/g, "'")}"><rect width="100%" height="100%" fill="${ink.surface}"/>${parts.join("")}${head.join("")}</svg>`;
+    const lines = [], room = box.w - 32;
+    for (const part of about().split("  ·  ")) {
+      const longer = lines.length ? lines.at(-1) + "  ·  " + part : part;
+      if (lines.length && measure(longer, 11, 400) < room) lines[lines.length - 1] = longer; else lines.push(part);
+    }
+    lines.forEach((line, i) => svgPen(head).text(line, 16, box.h + 42 + 16 * i, { size: 11, fill: ink.sub }));
+    const high = box.h + 44 + 16 * lines.length;
+    return `<svg xmlns="http://www.w3.org/2000/svg" width="${box.w}" height="${high}" viewBox="0 0 ${box.w} ${high}" font-family="${ink.font.replace(/"/g, "'")}"><rect width="100%" height="100%" fill="${ink.surface}"/>${parts.join("")}${head.join("")}</svg>`;
   }
 
   const api = {
