@@ -225,11 +225,12 @@ def by_transformers(
         torch.manual_seed(sampling.seed)
         rows = [[request["pad_token_id"]] * n + list(ids) for n, ids in zip(padding, prompts, strict=True)]
         seen = [[0] * n + [1] * len(ids) for n, ids in zip(padding, prompts, strict=True)]
-        out = target.model.generate(
-            input_ids=torch.tensor(rows, device=target.device),
-            attention_mask=torch.tensor(seen, device=target.device),
-            **request,
-        )
+        with target.plain():
+            out = target.model.generate(
+                input_ids=torch.tensor(rows, device=target.device),
+                attention_mask=torch.tensor(seen, device=target.device),
+                **request,
+            )
         answers = out[:, width:].tolist()
     return [_until(answer, target.eos_ids) for answer in answers]
 
@@ -618,12 +619,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, write, draw, tell."""
     from tqdm import tqdm
 
-    from eagle_core.commands import sampling_of, tree_of
-    from eagle_core.pairs import load_pair
+    from eagle_core.commands import pair_of, sampling_of, tree_of
 
     prompts = read_prompts(args.prompts, args.limit)
     sampling, settings = sampling_of(args), tree_of(args)
-    pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
+    pair = pair_of(args)
     target = pair.target
     contestants = [contestant(pair, name, sampling, settings) for name in expand(args.methods)]
     fitted = fitting(target, prompts, args.max_new_tokens)

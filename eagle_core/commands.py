@@ -14,6 +14,7 @@ from eagle_core.events import Event, dump
 from eagle_core.metrics import METRICS, Run, table
 
 if TYPE_CHECKING:
+    from eagle_core.pairs import Pair
     from eagle_core.verify import Sampling
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "add_sampling",
     "add_tree",
     "configure",
+    "pair_of",
     "prompt_of",
     "run",
     "sampling_of",
@@ -40,13 +42,24 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """--target, --drafter, --dtype, --device."""
+    """--target, --drafter, --dtype, --device, --plain, --threads."""
     parser.add_argument("--target", help="preset, hub id or local folder (default: smollm2-135m)")
     parser.add_argument("--drafter", help="hub id or local folder of a head or draft model (default: the preset's own)")
     parser.add_argument(
         "--dtype", default="auto", help="float32, bfloat16 or float16 (default: what the device does best)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda or mps (default: the best there is)")
+    parser.add_argument("--plain", action="store_true", help="transformers as it is, without the CPU path")
+    parser.add_argument("--threads", type=int, default=0, help="of PyTorch on a CPU (default: what reads fastest)")
+
+
+def pair_of(args: argparse.Namespace) -> Pair:
+    """The pair that the arguments name, loaded."""
+    from eagle_core.pairs import load_pair
+
+    return load_pair(
+        args.target, args.drafter, dtype=args.dtype, device=args.device, fast=not args.plain, threads=args.threads
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -163,9 +176,7 @@ def _trace(path: str | None) -> Iterator[Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Stream the answer, then its numbers."""
     sampling, settings, prompt = sampling_of(args), tree_of(args), prompt_of(args)
-    from eagle_core.pairs import load_pair
-
-    pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
+    pair = pair_of(args)
     events = pair.generate(
         prompt,
         method=args.method,

@@ -249,11 +249,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both answers, the verdict, the times."""
-    from eagle_core.commands import prompt_of, sampling_of, tree_of
-    from eagle_core.pairs import load_pair
+    from eagle_core.commands import pair_of, prompt_of, sampling_of, tree_of
 
     sampling, settings, prompt = sampling_of(args), tree_of(args), prompt_of(args)
-    pair = load_pair(args.target, args.drafter, dtype=args.dtype, device=args.device)
+    pair = pair_of(args)
     if why := pair.why_not(args.method):
         raise InvalidRequest(f"{args.method} cannot run with this pair: {why}")
     found = compare(

@@ -144,6 +144,8 @@ def load_target(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     progress: Progress | None = None,
+    fast: bool = True,
+    threads: int = 0,
 ) -> Target:
     """Load a target model.
 
@@ -153,19 +155,30 @@ def load_target(
             device can compute in it.
         device: "cuda", "cuda:1", "mps", "cpu", or "auto": the best there is, several GPUs where one is too small.
         progress: told how a first fetch of the default target goes; a bar on stderr by default.
+        fast: take the CPU path (`cpu`) on a CPU; False is plain transformers.
+        threads: of PyTorch on a CPU; 0 measures what reads fastest, unless `OMP_NUM_THREADS` is set.
 
     Raises:
         ModelNotFound: no such files, each reason with its remedy. UnsupportedTarget: the model cannot verify a tree,
         or transformers does not know it. CheckpointError: its weights are damaged or incomplete.
         InvalidRequest: the device or the dtype is not to be had.
     """
+    import torch
+
     from eagle_core.target import Target
 
+    if threads < 0:
+        raise InvalidRequest(f"{threads} threads cannot compute; give at least 1, or 0 to choose by measuring")
     place = _device(device)
     folder, called = _folder(None if name is None else str(name), progress)
     config = _config(folder, called)
     model = _load_model(folder, called, config, _dtype(dtype, config, place), place, device == "auto")
     target = Target(model, _tokenizer(folder, called), called)
+    if place == "cpu":
+        if fast:
+            target.quicken(threads)
+        elif threads:
+            torch.set_num_threads(threads)
     target.self_check()
     return target
 
@@ -340,7 +353,7 @@ class Pair:
         needs = METHODS[method].needs
         with self._lock:
             self._settle()
-            if needs in self._parts:
+            if self._part(method) is not None:
                 return None
             name = self.target.name
             if needs == "draft model":
@@ -380,7 +393,7 @@ class Pair:
                 self._failures.append(str(error))
                 raise
             self._parts[needs] = part
-            served = tuple(name for name, method in METHODS.items() if method.needs == needs)
+            served = tuple(name for name, row in METHODS.items() if needs in (row.needs, *row.instead))
             for name in served:
                 self._drafters.pop(name, None)
                 self._costs.pop(name, None)
@@ -398,16 +411,23 @@ class Pair:
             if why := self.why_not(method):
                 raise InvalidRequest(why)
             if method not in self._drafters:
-                row = METHODS[method]
-                self._drafters[method] = row.make(self._parts[row.needs], self.target)
+                part = self._part(method)
+                assert part is not None, "why_not names a method that lacks its part"
+                self._drafters[method] = METHODS[method].make(self._parts[part], self.target)
             return self._drafters[method]
+
+    def _part(self, method: str) -> str | None:
+        """Which of the parts that a method can draft with this pair has; None if none."""
+        from eagle_core.drafters import METHODS
+
+        row = METHODS[method]
+        return next((part for part in (row.needs, *row.instead) if part in self._parts), None)
 
     def facts(self, method: str) -> dict[str, Any]:
         """What `inspect` says of the head a method drafts with; empty for methods without one."""
-        from eagle_core.drafters import METHODS
-
         self.drafter(method)
-        return dict(getattr(self._parts[METHODS[method].needs], "facts", {}))
+        part = self._part(method)
+        return {} if part is None else dict(getattr(self._parts[part], "facts", {}))
 
     def _settle(self) -> None:
         """Load what was announced; a failure is kept, not raised, so that the target stays usable."""
@@ -422,13 +442,24 @@ class Pair:
 
     def _load(self, source: str, overrides: Mapping[str, Any]) -> tuple[str, Any]:
         from eagle_core.checkpoints import kind_of, load_head
+        from eagle_core.cpu import FastPath
 
         if kind_of(source) != "lm":
             head = load_head(source, self.target, **overrides)
+            if self.target.fast is not None:
+                FastPath(head)
             return f"{head.config.family} head", head
         if overrides:
             raise InvalidRequest(f"{source} is a language model; only heads take {', '.join(overrides)}")
-        draft = load_target(source, dtype=self.target.dtype, device=str(self.target.device))
+        import torch
+
+        draft = load_target(
+            source,
+            dtype=self.target.dtype,
+            device=str(self.target.device),
+            fast=self.target.fast is not None,
+            threads=torch.get_num_threads(),
+        )
         _check_vocabulary(draft, self.target)
         return "draft model", draft
 
@@ -568,13 +599,15 @@ def load_pair(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     progress: Progress | None = None,
+    fast: bool = True,
+    threads: int = 0,
 ) -> Pair:
     """Load a target, and know what drafts for it.
 
     Args:
         target: as `load_target`, or a loaded `Target`.
         drafter: folders or hub ids, loaded at once; None for those of the preset, loaded when first needed.
-        dtype, device, progress: as `load_target`.
+        dtype, device, progress, fast, threads: as `load_target`.
 
     Raises:
         EagleError: as `load_target`, and as `Pair.add` for a drafter that was named.
@@ -585,7 +618,8 @@ def load_pair(
         loaded, preset = target, None
     else:
         name = None if target is None else str(target)
-        loaded, preset = load_target(name, dtype=dtype, device=device, progress=progress), _preset(name)
+        loaded = load_target(name, dtype=dtype, device=device, progress=progress, fast=fast, threads=threads)
+        preset = _preset(name)
     named = [] if drafter is None else [drafter] if isinstance(drafter, str | Path) else list(drafter)
     pair = Pair(loaded, () if named or preset is None else preset.drafters, preset.name if preset else None)
     for source in named:

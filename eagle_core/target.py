@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eagle_core.cache import LiveCache
+from eagle_core.cpu import GROUPED, FastPath, choose_threads
 from eagle_core.errors import UnsupportedTarget
 from eagle_core.heads import POST_NORM
 from eagle_core.tree import DraftTree, ancestor_mask
@@ -65,6 +67,7 @@ class Target:
         not_applied: what the generation config asks for beyond temperature, top-k, top-p and min-p; the engine does not
             apply it, and events say so.
         lock: held by the answer in progress (see `engine`).
+        fast: the CPU path in use (`cpu`), or None for plain transformers.
 
     Raises:
         UnsupportedTarget: the model cannot verify a tree; the message names the reason.
@@ -76,10 +79,11 @@ class Target:
         self.name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         self.config = model.config.get_text_config()
         self.lock = threading.Lock()
+        self.fast: FastPath | None = None
         self._layer_kinds = _layer_kinds(model, self.config)
         self._window = getattr(self.config, "sliding_window", None)
         self._spare: LiveCache | None = None
-        if (attention := self.attention) not in ("sdpa", "eager"):
+        if (attention := self.attention) not in ("sdpa", "eager", GROUPED):
             raise UnsupportedTarget(
                 f"{self.name} was loaded with {attention!r} attention, which cannot take a tree mask;"
                 " load it with attn_implementation='sdpa'"
@@ -205,6 +209,21 @@ class Target:
                 mask = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, floor)
             masks[kind] = mask[None, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @torch.inference_mode()
+    def quicken(self, threads: int = 0) -> None:
+        """Take the CPU path, and the number of threads that reads fastest, unless `threads` says how many."""
+        self.fast = FastPath(self.model)
+        if threads:
+            torch.set_num_threads(threads)
+            return
+        rows = torch.arange(12, device=self.device) % self.vocab_size
+        cache = LiveCache(self.num_layers, 16)
+        choose_threads(lambda: self.forward(cache, rows, rows, None, (), 0))
+
+    def plain(self) -> AbstractContextManager[None]:
+        """Plain transformers inside the `with`: what a comparison runs."""
+        return nullcontext() if self.fast is None else self.fast.off()
 
     @torch.inference_mode()
     def self_check(self) -> None:

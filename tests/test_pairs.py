@@ -273,7 +273,7 @@ def test_the_default_target_itself() -> None:
     assert time.process_time() - began < 3
     target = pair.target
     assert (target.name, target.vocab_size, target.num_layers, target.context) == ("smollm2-135m", 49152, 30, 8192)
-    assert target.eos_ids == {2} and target.dtype == torch.float32 and target.attention == "sdpa"
+    assert target.eos_ids == {2} and target.dtype == torch.float32 and target.attention == "sdpa_grouped"
     _, text, note = pair.encode("What is the capital of France?", system="Be brief.")
     assert text is not None and note is None
     assert text == (
@@ -287,7 +287,7 @@ def test_the_default_target_itself() -> None:
 # Any other target -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("qwen3", "sdpa"), ("gpt_oss", "eager")])
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa_grouped"), ("qwen3", "sdpa_grouped"), ("gpt_oss", "eager")])
 def test_a_local_folder_is_a_target(family: str, attention: str, tmp_path: Path) -> None:
     target = load_target(_save(tmp_path / "model", family))
     assert target.attention == attention and target.tokenizer is None and target.name == str(tmp_path / "model")

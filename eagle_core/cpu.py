@@ -1,0 +1,321 @@
+"""The CPU path: the model's own modules, with the parts that cost time done the way a CPU likes.
+
+A target forward over a few rows is bound by reading the weights, and the plain way wastes much of it: a matrix
+product over 8 or 16 rows takes three times one row, although memory would allow it for the price of one; tree
+attention first copies every key and value once for each query head that shares it.
+
+    linear layers   weights packed once for MKL's GEMM, instead of being rearranged in every product; layers that
+                    read the same rows (queries, keys and values; gate and up) in one product
+    attention       grouped queries read shared keys where they are, also under a tree mask
+    norms           one fused kernel
+
+Nothing of a model's code is replaced: linear layers and norms get another `forward`, attention is registered with
+transformers' attention interface. Each part is kept only if it computes what the plain one does, to float32
+rounding, and packing only where it is measured to be faster. `load_target(fast=False)` leaves all of it away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+__all__ = ["GROUPED", "FastPath", "choose_threads"]
+
+GROUPED = "sdpa_grouped"
+"""transformers' name of `_grouped_attention`, once registered."""
+
+_PACK_ROWS = 128  # rows that a packing is made for: measured best for 1 to 512 rows, and right for any
+_TRIAL_ROWS = (1, 8, 24)
+_TRIAL_BYTES = 64 << 20  # weights of a trial: more than caches hold
+_ROUNDING = 1e-5  # largest difference that is rounding, relative to the largest output
+
+
+class FastPath:
+    """The fast form of a float32 model on a CPU, switched on. The model's weights must not change afterwards.
+
+    Attributes:
+        report: what was done, for people: `linear` (how products are computed), `packed` and `norms` (layers), and
+            `trial_ms`, what decided: least times over the rows of the trial, plain and packed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._forwards: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+        self.report: dict[str, Any] = {"linear": "plain", "packed": 0, "norms": 0}
+        self._pack_linears(_groups(model))
+        self._fuse_norms([m for m in model.modules() if type(m).__name__.endswith("RMSNorm") and _plain(m)])
+        config = getattr(model, "config", None)
+        self._attention = getattr(config, "_attn_implementation", None) == "sdpa" and _on_cpu(model)
+        self.enable()
+
+    def _pack_linears(self, groups: list[list[nn.Linear]]) -> None:
+        linears = [module for group in groups for module in group]
+        if not linears or not _can_pack(linears):
+            return
+        sample = groups[: 1 + next((i for i, s in enumerate(_sizes(groups)) if s >= _TRIAL_BYTES), len(groups))]
+        packs = _pack(sample)
+        self.report["trial_ms"] = trial = _trial(sample, packs)
+        if trial["packed"] >= trial["plain"]:
+            return
+        self.report["linear"] = "packed by MKL"
+        for pack in [*packs, *_pack(groups[len(sample) :])]:
+            forwards = pack.forwards()
+            if all(_agree(m.forward, f, m.in_features) for m, f in zip(pack.modules, forwards, strict=True)):
+                self._forwards += zip(pack.modules, forwards, strict=True)
+                self.report["packed"] += len(forwards)
+
+    def _fuse_norms(self, norms: list[nn.Module]) -> None:
+        for module in norms:
+            weight, epsilon = module.weight, getattr(module, "variance_epsilon", getattr(module, "eps", None))
+            if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(epsilon, float):
+                continue
+            fused = partial(_fused_norm, weight, epsilon)
+            if _agree(module.forward, fused, len(weight)):
+                self._forwards.append((module, fused))
+                self.report["norms"] += 1
+
+    def enable(self) -> None:
+        for module, forward in self._forwards:
+            module.forward = forward
+        if self._attention:
+            self._model.set_attn_implementation(GROUPED)  # type: ignore[operator]
+
+    def disable(self) -> None:
+        for module, _ in self._forwards:
+            vars(module).pop("forward", None)
+        if self._attention:
+            self._model.set_attn_implementation("sdpa")  # type: ignore[operator]
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Plain transformers inside the `with`: what a comparison runs."""
+        self.disable()
+        try:
+            yield
+        finally:
+            self.enable()
+
+
+def _on_cpu(model: nn.Module) -> bool:
+    return all(p.device.type == "cpu" for p in model.parameters())
+
+
+def _plain(module: nn.Module) -> bool:
+    """A module in float32 on the CPU whose `forward` nobody has changed."""
+    weight = getattr(module, "weight", None)
+    return (
+        isinstance(weight, Tensor)
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and "forward" not in vars(module)
+    )
+
+
+@torch.inference_mode()  # with gradients on, fast layers are plain ones and would always agree
+def _agree(plain: Callable[[Tensor], Tensor], fast: Callable[[Tensor], Tensor], width: int) -> bool:
+    """Whether two ways to compute a layer differ by rounding only; rows of 1 and of several take different kernels."""
+    for rows in (1, 5):
+        x = torch.linspace(-1, 1, rows * width).sin().view(1, rows, width)
+        a, b = plain(x), fast(x)
+        if not (a - b).abs().max() <= _ROUNDING * (1 + a.abs().max()):
+            return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ linear layers
+
+
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that read the same rows wherever they occur together: one product does for all of them."""
+
+
+def _groups(model: nn.Module) -> list[list[nn.Linear]]:
+    """The plain linear layers of a model, siblings together, in the order in which a forward meets them."""
+    groups: list[list[nn.Linear]] = []
+    for module in model.modules():
+        children = {n: m for n, m in module.named_children() if type(m) is nn.Linear and _plain(m)}
+        for names in _SIBLINGS:
+            together = [children[n] for n in names if n in children]
+            if len(together) == len(names) and len({(m.in_features, m.bias is None) for m in together}) == 1:
+                groups.append(together)
+                for name in names:
+                    del children[name]
+        groups += [[m] for m in children.values()]
+    return groups
+
+
+class _Pack:
+    """Linear layers over the same input, their weights packed as one matrix."""
+
+    def __init__(self, modules: list[nn.Linear]) -> None:
+        self.modules = modules
+        weights = [m.weight.detach() for m in modules]
+        weight = weights[0] if len(modules) == 1 else torch.cat(weights)
+        biases = [m.bias.detach() for m in modules if m.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACK_ROWS)
+        self._shape = weight.new_zeros(1).expand(weight.shape)  # all that the operator reads of the plain weights
+        self._product = torch.ops.mkl._mkl_linear.default
+        self._input: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def product(self, x: Tensor) -> Tensor:
+        """x: [..., in]. Returns [..., the sum of all out]."""
+        return self._product(x, self._packed, self._shape, self._bias, x.numel() // x.shape[-1])
+
+    def forwards(self) -> list[Callable[[Tensor], Tensor]]:
+        """One for each module."""
+        if len(self.modules) == 1:
+            return [partial(self._alone, self.modules[0])]
+        return [partial(self._shared, i, module) for i, module in enumerate(self.modules)]
+
+    def _alone(self, module: nn.Linear, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # a packed product has no derivative
+            return F.linear(x, module.weight, module.bias)
+        return self.product(x)
+
+    def _shared(self, i: int, module: nn.Linear, x: Tensor) -> Tensor:
+        """The i-th module's part. The first of a forward computes all, the last takes what is left."""
+        if torch.is_grad_enabled():
+            return F.linear(x, module.weight, module.bias)
+        if self._input is not x:
+            self._input = x
+            self._outputs = self.product(x).split([m.out_features for m in self.modules], -1)
+        out = self._outputs[i]
+        if i == len(self.modules) - 1:
+            self._input, self._outputs = None, ()
+        return out
+
+
+def _can_pack(linears: list[nn.Linear]) -> bool:
+    """Whether this PyTorch can pack for MKL, and memory holds a second form of the weights with as much to spare."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if not hasattr(torch.ops.mkl, "_mkl_linear"):
+        return False
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return True
+    return sum(m.weight.nbytes for m in linears) * 2 < free
+
+
+def _pack(groups: list[list[nn.Linear]]) -> list[_Pack]:
+    # Most of packing is touching fresh memory, which threads of our own do side by side.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(_Pack, groups))
+
+
+def _sizes(groups: list[list[nn.Linear]]) -> Iterator[int]:
+    """Bytes of the groups up to and with each."""
+    return accumulate(sum(m.weight.nbytes for m in group) for group in groups)
+
+
+def _products(work: list[tuple[Callable[[Tensor], Tensor], Tensor]]) -> None:
+    for product, x in work:
+        product(x)
+
+
+@torch.inference_mode()
+def _trial(groups: list[list[nn.Linear]], packs: list[_Pack]) -> dict[str, float]:
+    """Milliseconds of these layers over `_TRIAL_ROWS`, plain and packed, taken in turns; the least of three."""
+    total = {"plain": 0.0, "packed": 0.0}
+    for rows in _TRIAL_ROWS:
+        inputs = {g[0].in_features: torch.zeros(1, rows, g[0].in_features) for g in groups}
+        ways: dict[str, Callable[[], Any]] = {
+            "plain": partial(_products, [(m, inputs[m.in_features]) for g in groups for m in g]),
+            "packed": partial(_products, [(p.product, inputs[p.modules[0].in_features]) for p in packs]),
+        }
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(3):
+            for name, work in ways.items():
+                began = time.perf_counter()
+                work()
+                times[name].append((time.perf_counter() - began) * 1e3)
+        for name in ways:
+            total[name] += min(times[name])
+    return {name: round(ms, 3) for name, ms in total.items()}
+
+
+# -------------------------------------------------------------------------------------------- norms, attention
+
+
+def _fused_norm(weight: Tensor, epsilon: float, x: Tensor) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def _grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' "sdpa", without a copy of the keys for each query head that shares them.
+
+    query: [B, heads, T, D]; key, value: [B, kv_heads, L, D]; attention_mask: [B, 1, T, L] bool or None.
+    Returns [B, T, heads, D].
+    """
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    out = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+        is_causal=bool(causal) and attention_mask is None and query.shape[2] > 1,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED, _grouped_attention)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+# ------------------------------------------------------------------------------------------------------ threads
+
+
+def choose_threads(forward: Callable[[], Any]) -> int:
+    """Set PyTorch's threads to what reads fastest here: its default, or half of it (cores that share one pipeline, or
+    a neighbour that needs them). An `OMP_NUM_THREADS` in the environment stays as it is.
+
+    Args:
+        forward: a target forward over a few rows.
+
+    Returns:
+        threads in use from now on.
+    """
+    default = torch.get_num_threads()
+    if "OMP_NUM_THREADS" in os.environ or default == 1:
+        return default
+    times = {}
+    for threads in (default, max(default // 2, 1)):
+        torch.set_num_threads(threads)
+        forward()
+        spans = []
+        for _ in range(3):
+            began = time.perf_counter()
+            forward()
+            spans.append(time.perf_counter() - began)
+        times[threads] = min(spans)
+    best = min(times, key=lambda threads: times[threads])
+    torch.set_num_threads(best)
+    return best
