@@ -50,6 +50,10 @@ class Costs:
     extend_ms: float
     level_ms: float
 
+    def drafting(self, depth: int) -> float:
+        """Milliseconds of drafting `depth` ≥ 1 levels."""
+        return self.extend_ms + (depth - 1) * self.level_ms
+
     def verify(self, n: int) -> float:
         """Milliseconds of a forward over `n` rows, by linear interpolation."""
         i = bisect_left(self.rows, n)

@@ -17,7 +17,7 @@ import platform
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from eagle_core.drafters import METHODS, Drafter, Feedback, TreeSettings
 from eagle_core.errors import EngineBusy, InvalidRequest, NotFinite
-from eagle_core.events import Candidate, Choice, Event, Finish, Node, Start, Step
+from eagle_core.events import SOURCES, Candidate, Choice, Event, Finish, Node, Source, Start, Step
 from eagle_core.target import Session, Target
 from eagle_core.text import Labels, TextStream
 from eagle_core.tree import DraftTree, root_tree
@@ -160,6 +160,10 @@ class _Packed:
     def ints(self, name: str) -> list[int]:
         return [int(x) for x in self._parts[name]]
 
+    def sources(self, name: str, count: int) -> list[Source | None]:
+        """By name; `count` times None where the method has one source."""
+        return [SOURCES[i] for i in self.ints(name)] if self.has(name) else [None] * count
+
 
 class _Answer:
     """The state of one answer: everything between its `Start` and its `Finish`."""
@@ -251,13 +255,13 @@ class _Answer:
     def _propose(self, feedback: Feedback) -> tuple[DraftTree, TreeSettings]:
         """A tree in which neither the target's positions nor the drafter's run out, and the settings it obeys."""
         position = feedback.position
-        depth = min(self.settings.depth, self.target.context - 1 - position, self.drafter.context - 1 - position)
-        if depth < 1:
+        room = min(self.target.context, self.drafter.context) - 1 - position
+        if room < 1:
             if not self._speculates and self.note is None:
                 self.note = f"speculation ended at token {position + 1}: the drafter follows {self.drafter.context}"
             return root_tree(feedback.root), self.settings
-        settings = self.settings.capped(depth)
-        return self.drafter.propose(feedback, settings), settings
+        settings = self.settings.capped(room)
+        return self.drafter.propose(replace(feedback, room=room), settings), settings
 
     @torch.inference_mode()
     def _step(self, session: Session, feedback: Feedback) -> tuple[Step, Feedback, str | None]:
@@ -268,7 +272,8 @@ class _Answer:
         logits, features = session.verify(tree)
         verified = self.clock.mark()
         rule = ratio_draws if self.drafter.rule == "ratio" else draws
-        choices, probs = rule(logits, tree, position, self.sampling, self.noise, settings.depth)
+        deepest = min(self.drafter.reach(settings), len(tree) - 1)
+        choices, probs = rule(logits, tree, position, self.sampling, self.noise, deepest)
         alive = walk(tree, choices)
         host = _Packed(self._told(tree, logits, choices, probs, alive))
         self._check_finite(all(host.ints("finite")), position)
@@ -351,6 +356,8 @@ class _Answer:
             "value": tree.value,
             "target_p": target_p,
         }
+        if tree.source is not None:
+            told["source"] = tree.source
         if (draftable := self.drafter.draftable) is not None:
             told["outside"] = ~draftable[choices]
         if (c := tree.candidates) is not None:
@@ -362,6 +369,8 @@ class _Answer:
                 "c_value": c.value,
                 "c_node": c.node,
             }
+            if c.source is not None:
+                told["c_source"] = c.source
         return told
 
     def _tell(
@@ -398,14 +407,18 @@ class _Answer:
         numbers: list[int] = []
         if host.has("c_token"):
             node, c_parent = host.ints("c_node"), host.ints("c_parent")
-            numbers = [i for i, tree_node in enumerate(node) if tree_node < 0]
+            numbers = [i for i, tree_node in enumerate(node) if tree_node == -1]
             id_of = dict(zip(numbers, range(n, n + len(numbers)), strict=True))
             c_token, c_depth = host.ints("c_token"), host.ints("c_depth")
             for i in numbers:
                 above = c_parent[i]
                 up = 0 if above < 0 else node[above] if node[above] >= 0 else id_of[above]
                 left_out.append((id_of[i], c_token[i], up, c_depth[i]))
-        expanded = {*parent[1:], *(row[2] for row in left_out)}
+        source = [None, *host.sources("source", n)[1:]]
+        every = host.sources("c_source", len(host.ints("c_token"))) if numbers else []
+        c_source = [every[i] for i in numbers]
+        children = [*zip(parent[1:], source[1:]), *zip((row[2] for row in left_out), c_source)]
+        expanded = {up for up, drafted_by in children if drafted_by != "lookup"}
         walked, alive = set(path), {0, *lived}
         fates = [
             "root" if i == 0
@@ -416,8 +429,8 @@ class _Answer:
             for i in range(n)
         ]  # fmt: skip
         nodes = [
-            Node(i, t, labels[t], up, d, c, v, 1.0 if i == 0 else p, fate, x, labels[x], x_p, i in expanded)
-            for i, (t, up, d, c, v, p, fate, x, x_p) in enumerate(
+            Node(i, t, labels[t], up, d, c, v, 1.0 if i == 0 else p, fate, x, labels[x], x_p, i in expanded, s)
+            for i, (t, up, d, c, v, p, fate, x, x_p, s) in enumerate(
                 zip(
                     token,
                     parent,
@@ -428,6 +441,7 @@ class _Answer:
                     fates,
                     host.ints("draw"),
                     host.floats("draw_p"),
+                    source,
                     strict=True,
                 )
             )
@@ -436,8 +450,8 @@ class _Answer:
         if left_out:
             c_confidence, c_value = host.floats("c_confidence"), host.floats("c_value")
             dropped = [
-                Candidate(i, t, labels[t], up, d, c_confidence[row], c_value[row], i in expanded)
-                for row, (i, t, up, d) in zip(numbers, left_out, strict=True)
+                Candidate(i, t, labels[t], up, d, c_confidence[row], c_value[row], i in expanded, s)
+                for row, (i, t, up, d), s in zip(numbers, left_out, c_source, strict=True)
             ]
         return nodes, dropped, [0, *lived]
 

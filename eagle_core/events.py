@@ -27,12 +27,14 @@ from eagle_core.errors import TraceError
 __all__ = [
     "FATES",
     "SCHEMA",
+    "SOURCES",
     "Candidate",
     "Choice",
     "Event",
     "Fate",
     "Finish",
     "Node",
+    "Source",
     "Start",
     "Step",
     "dump",
@@ -40,11 +42,18 @@ __all__ = [
     "load_trace",
 ]
 
-SCHEMA = 1
-"""Version of the event schema. A reader refuses a newer one and must read every older one."""
+SCHEMA = 2
+"""Version of the event schema. A reader refuses a newer one and must read every older one.
+
+2: a node and a candidate may name their `source`.
+"""
 
 Fate = Literal["root", "accepted", "not the draw", "parent rejected", "past the stop"]
 FATES: tuple[str, ...] = get_args(Fate)
+
+Source = Literal["head", "lookup", "both"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+"""Who drafted a node, where a method has two sources; "both" where they agreed on it."""
 
 
 class Choice(NamedTuple):
@@ -61,7 +70,8 @@ class Node(NamedTuple):
     `confidence` is the drafter's probability given the parent, `value` the product along the path, `target_p`
     the target's probability under the parent's processed distribution (1 for the root). `draw` is what the
     target drew at this node: the child that equals it lives on. `expanded` says that the drafter ran on this
-    node (it was in the beam, or is inside the template), so that it could have children.
+    node (it was in the beam, or is inside the template), so that it could have children. `source` says who drafted it,
+    for a method of two sources; None for the root, for all other methods, and in traces of schema 1.
     """
 
     id: int
@@ -77,6 +87,7 @@ class Node(NamedTuple):
     draw_text: str
     draw_p: float
     expanded: bool
+    source: Source | None = None
 
 
 class Candidate(NamedTuple):
@@ -91,6 +102,7 @@ class Candidate(NamedTuple):
     confidence: float
     value: float
     expanded: bool
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +191,20 @@ def dump(event: Event) -> str:
     for f in fields(event):
         value = getattr(event, f.name)
         if value and isinstance(value, list) and hasattr(value[0], "_asdict"):
-            value = [row._asdict() for row in value]
+            value = [_row(row) for row in value]
         elif hasattr(value, "_asdict"):
             value = value._asdict()
         plain[f.name] = value
     return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _row(row: Any) -> dict[str, Any]:
+    """A named tuple as an object; optional fields that say nothing are left out."""
+    plain = row._asdict()
+    for name in row._field_defaults:
+        if plain[name] is None:
+            del plain[name]
+    return plain
 
 
 def load(line: str) -> Event:
@@ -200,9 +221,9 @@ def load(line: str) -> Event:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise TraceError(f"expected an object with kind start, step or finish, found {str(kind)[:80]!r}")
     cls = _KINDS[kind]
-    if cls is Start and plain.get("schema") != SCHEMA:
+    if cls is Start and plain.get("schema") not in range(1, SCHEMA + 1):
         raise TraceError(
-            f"this trace has schema {str(plain.get('schema'))[:20]}, this version reads {SCHEMA};"
+            f"this trace has schema {str(plain.get('schema'))[:20]}, this version reads 1 to {SCHEMA};"
             " update, or record it again"
         )
     known = {f.name: f for f in fields(cls)}
@@ -246,7 +267,7 @@ def _no_constant(name: str) -> Any:
 
 
 _ROWS: dict[str, Any] = {"Choice": Choice, "Node": Node, "Candidate": Candidate}
-_SCALARS: dict[str, Any] = {"int": int, "str": str, "float": (int, float), "bool": bool, "Fate": str}
+_SCALARS: dict[str, Any] = {"int": int, "str": str, "float": (int, float), "bool": bool, "Fate": str, "Source": str}
 _LARGEST = 1 << 53  # numbers beyond are not exact in a browser, and may not fit a float
 _NESTED = 16  # levels of lists and objects in a field of any shape
 
@@ -268,11 +289,12 @@ def _read(value: Any, type_: str, where: str) -> Any:
         return _read_any(value, where, _NESTED)
     if type_ in _ROWS:
         row = _ROWS[type_]
-        if not isinstance(value, Mapping) or set(value) != set(row._fields):
+        optional = set(row._field_defaults)
+        if not isinstance(value, Mapping) or not set(row._fields) - optional <= set(value) <= set(row._fields):
             raise TraceError(f"{where} should be an object with exactly {', '.join(row._fields)}")
         types = {k: row.__annotations__[k].__forward_arg__ for k in row._fields}
-        read = {k: _read(value[k], types[k], f"{where}.{k}") for k in row._fields}
-        if not all(read[k] <= 1.001 for k in row._fields if types[k] == "float"):  # in a row, all are probabilities
+        read = {k: _read(value[k], types[k], f"{where}.{k}") for k in row._fields if k in value}
+        if not all(read[k] <= 1.001 for k in read if types[k] == "float"):  # in a row, all are probabilities
             raise TraceError(f"{where} holds a probability above 1")
         return row(**read)
     wanted = _SCALARS[type_]
@@ -284,8 +306,9 @@ def _read(value: Any, type_: str, where: str) -> Any:
         raise TraceError(f"{where} is out of range")
     if isinstance(value, str) and not _is_text(value):
         raise TraceError(f"{where} holds half of a surrogate pair, which is no text")
-    if type_ == "Fate" and value not in FATES:
-        raise TraceError(f"{where} should be one of {', '.join(FATES)}, found {value[:80]!r}")
+    names = {"Fate": FATES, "Source": SOURCES}.get(type_)
+    if names is not None and value not in names:
+        raise TraceError(f"{where} should be one of {', '.join(names)}, found {value[:80]!r}")
     return value
 
 

@@ -12,24 +12,36 @@ so a tree of depth D costs D drafter forwards (the extend and D − 1 levels) an
 scores are float32 and ties go to the earlier candidate, so the chosen set always holds every parent (an
 unstable top-k, or scores in half precision, may keep a child and drop its parent).
 
+A text that repeats itself is drafted better by looking it up (`drafters.lookup`). What a lookup found, a chain of
+tokens behind the root, can be *grafted*: one tree, one budget, one rerank.
+
+    level 1    sat .41  lay .22  ran .09      the chain says sat: both agree, so the candidate's odds rise
+    level 2    on .70   by .08                the chain says on: likewise
+    level 3    the .31  a .20                 the chain says Mr.: one candidate more
+    beyond                                    Whiskers, said, …: the drafter is not asked
+
 Sources: EAGLE §4.2 (template), EAGLE-2 §4.1 (expansion) and §4.2 (reranking).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from eagle_core.budget import best_size, next_level_pays
 from eagle_core.drafters.base import MAX_NODES, TreeSettings
 from eagle_core.errors import InvalidRequest
-from eagle_core.tree import Candidates, DraftTree, ancestor_mask, root_tree
+from eagle_core.tree import BOTH, HEAD, LOOKUP, Candidates, DraftTree, ancestor_mask, root_tree
 
-__all__ = ["EAGLE1_TREE", "Expand", "Template", "grow_dynamic", "grow_template"]
+__all__ = ["EAGLE1_TREE", "Expand", "Graft", "Template", "grow_dynamic", "grow_template"]
+
+_FLOOR = 1e-3  # its probability is held between this and 1 minus this before its odds are taken
 
 
 class Expand(Protocol):
@@ -46,72 +58,174 @@ class Expand(Protocol):
         level 1, the extend's last pair); `tokens`: [B] target ids. Returns [B, Vd] float32 log-probabilities."""
 
 
-def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings) -> DraftTree:
-    """EAGLE-2's tree (EAGLE-3 grows the same one).
+@dataclass(frozen=True, slots=True, eq=False)
+class Graft:
+    """A chain that a lookup says follows the root; of length 0 where it found nothing.
+
+    Two opinions on one token are *pooled* in log-odds: with c the drafter's probability and r the lookup's rate,
+
+        logit P = logit r + agreement + trust · logit c       and the token's siblings share what is left, 1 − P,
+
+    so the children of a node still sum to 1 at most, values stay probabilities, and one rerank weighs both sources.
+    `agreement` is there because two that agree are more certain than either. Where the drafter was not asked (behind
+    its last level, behind a node that the beam left out, about a token that it lacks) r stands alone.
+
+    Attributes:
+        tokens: [L] int64, target ids, on the drafter's device.
+        draft: [L] the drafter's own id of each token; None where it cannot draft it.
+        alone: [L] float32, log r, on the drafter's device.
+        odds: [L] float32, logit r + agreement, on the drafter's device.
+        trust: [L] float32, on the drafter's device.
+    """
+
+    tokens: Tensor
+    draft: Sequence[int | None]
+    alone: Tensor
+    odds: Tensor
+    trust: Tensor
+
+    def __len__(self) -> int:
+        return len(self.draft)
+
+    def pooled(self, logp: Tensor, parent: Tensor, i: int) -> tuple[Tensor, Tensor]:
+        """What becomes of the chain's token `i` and of its siblings.
+
+        Args:
+            logp: [B, Vd], the drafter's, of the nodes it ran on.
+            parent: [B] bool, which of them the token follows; none where the beam left that one out.
+
+        Returns:
+            log P [], and what its siblings' log-probabilities gain or lose [].
+        """
+        j = self.draft[i]
+        if j is None:  # a drafter says nothing of words that it lacks
+            return self.alone[i], torch.where(parent.any(), (-self.alone[i].exp()).log1p(), 0)
+        said = torch.where(parent, logp[:, j], 0).sum()
+        said = said.nan_to_num(-torch.inf).clamp(math.log(_FLOOR), math.log1p(-_FLOOR))
+        rest = (-said.exp()).log1p()
+        odds = self.odds[i] + self.trust[i] * (said - rest)
+        asked = parent.any()
+        return torch.where(asked, logsigmoid(odds), self.alone[i]), torch.where(asked, logsigmoid(-odds) - rest, 0)
+
+
+class _Level(NamedTuple):
+    """Candidates of one level, a row each: see `Candidates`. `void` rows are none, `beam` rows are to be expanded."""
+
+    tokens: Tensor
+    parents: Tensor
+    depth: Tensor
+    confidence: Tensor
+    value: Tensor
+    source: Tensor
+    void: Tensor
+    beam: Tensor
+
+
+def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings, graft: Graft | None = None) -> DraftTree:
+    """EAGLE-2's tree (EAGLE-3 grows the same one), with a looked-up chain grafted on if there is one.
 
     Args:
         expand: the drafter.
         root: [1] int64, the last emitted token.
-        settings: `total_token`, `depth`, `top_k`, `expand_by`, `rerank`.
+        settings: `total_token`, `depth` (of what the drafter drafts), `top_k`, `expand_by`, `rerank`. Without rerank
+            the beam is the tree, so of the chain only what the beam took up.
+        graft: what a lookup found; it may reach deeper than `depth`.
 
     Returns:
-        A tree of min(total_token, candidates + 1) nodes, with all candidates.
+        A tree of min(total_token, candidates + 1) nodes, with all candidates. Where a chain was grafted it may lack a
+        candidate for each level, as only the device knows which of the chain's tokens the drafter had drafted itself.
     """
-    depth = settings.depth
+    depth, device = settings.depth, root.device
     logp = expand.first()
     k = min(settings.top_k, logp.shape[-1])
-    logp, token = _likeliest(logp, k)  # [1, K]
-    device = root.device
-    levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # token, parent candidate, log-confidence, log-value
-    in_beam: list[Tensor] = []
+    levels: list[_Level] = []
+    made = 0  # candidates of the levels before
     above = torch.full((1,), -1, device=device)  # candidate number of each expanded node
     above_value = torch.zeros(1, device=device)
-    made = 0  # candidates of the levels before
-    costs = settings.auto if root.device.type == "cpu" else None  # elsewhere, looking at values would stall the device
+    chain = 0 if graft is None else len(graft)
+    tip, tip_value = above, above_value  # [1], the candidate of the chain's last token
+    costs = settings.auto if device.type == "cpu" else None  # elsewhere, looking at values would stall the device
     for d in range(1, depth + 1):
-        confidence = logp.flatten()
-        value = (above_value[:, None] + logp).flatten()
-        tokens = token.flatten() if expand.to_target is None else expand.to_target[token.flatten()]
-        levels.append((tokens, above.repeat_interleave(k), confidence, value))
-        rank = value if settings.expand_by == "value" else confidence
+        top, token = _likeliest(logp, k)
+        if expand.to_target is not None:
+            token = expand.to_target[token]
+        parent_row = torch.arange(len(above), device=device).repeat_interleave(k)
+        tokens, parents, source = token.flatten(), above[parent_row], torch.full_like(parent_row, HEAD)
+        if graft is not None and d <= chain:
+            parent = above == tip
+            mine, others = graft.pooled(logp, parent, d - 1)
+            same = parent[:, None] & (token == graft.tokens[d - 1])
+            top = torch.where(same, mine, (top + torch.where(parent, others, 0)[:, None]).clamp_max(0))
+            source = torch.where(same.flatten(), BOTH, source)
+        confidence = top.flatten()
+        value = above_value[parent_row] + confidence
+        void = unranked = torch.zeros_like(value, dtype=torch.bool)
+        if graft is not None and d <= chain:  # the chain's token as one candidate more, void if it is there already
+            tip_value = tip_value + mine
+            merged = same.any()[None]
+            tokens = torch.cat((tokens, graft.tokens[d - 1 : d]))
+            parents = torch.cat((parents, tip))
+            parent_row = torch.cat((parent_row, parent.to(torch.int8).argmax()[None]))
+            confidence, value = torch.cat((confidence, mine[None])), torch.cat((value, tip_value))
+            source = torch.cat((source, source.new_full((1,), LOOKUP)))
+            unranked = torch.cat((void, merged | ~parent.any()))  # behind a node that was not run, none can be
+            void = torch.cat((void, merged))
+            tip_row = torch.where(merged, same.flatten().to(torch.int8).argmax(), len(value) - 1)
+            tip = made + tip_row
+        rank = (value if settings.expand_by == "value" else confidence).masked_fill(unranked, -torch.inf)
         beam = _ranked(rank)[:k]
-        in_beam.append(torch.zeros(len(rank), dtype=torch.bool, device=device).index_fill_(0, beam, True))
+        in_beam = torch.zeros_like(void).index_fill_(0, beam, True)
+        levels.append(_Level(tokens, parents, torch.full_like(parents, d), confidence, value, source, void, in_beam))
         if costs is not None and d < depth:
-            ranked = torch.cat([part[3] for part in levels]).sort(descending=True).values.exp().tolist()
-            parents_worth, worth = above_value.exp().sum().item(), value[beam].exp()
-            share = min(worth.sum().item() / max(parents_worth, 1e-9), 1.0)
-            if not next_level_pays(ranked, worth.tolist(), share, costs, costs.extend_ms + (d - 1) * costs.level_ms):
+            worth = value[beam].exp()
+            share = min(worth.sum().item() / max(above_value.exp().sum().item(), 1e-9), 1.0)
+            known = [level.value[~level.void] for level in levels]
+            if graft is not None and d <= chain:  # what the chain goes on with is there without another forward
+                known.append(tip_value + graft.alone[d:].cumsum(0))
+                worth = torch.where(beam == tip_row, 0, worth)
+            best_first = torch.cat(known).sort(descending=True).values.exp().tolist()
+            if not next_level_pays(best_first, worth.tolist(), share, costs, costs.drafting(d)):
                 depth = d
         if d < depth:
-            logp, token = _likeliest(expand.level(beam // k, tokens[beam], d), k)
+            logp = expand.level(parent_row[beam], tokens[beam], d)
             above, above_value = made + beam, value[beam]
-        made += len(rank)
+        made += len(value)
         if d == depth:
             break
-    tokens, parents, confidence, value = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    beams = torch.cat(in_beam)
-    count = min(settings.limit - 1, made if settings.rerank else k * depth)
+    grafted = min(depth, chain)
+    if graft is not None and chain > depth and settings.rerank:
+        rest = torch.arange(chain - depth, device=device)
+        alone, plain = graft.alone[depth:], torch.zeros_like(rest, dtype=torch.bool)
+        parents = torch.where(rest == 0, tip, made + rest - 1)
+        lookup = torch.full_like(rest, LOOKUP)
+        beyond = tip_value + alone.cumsum(0)
+        levels.append(_Level(graft.tokens[depth:], parents, depth + 1 + rest, alone, beyond, lookup, plain, plain))
+        made += len(rest)
+    rows = _Level(*(torch.cat(parts) for parts in zip(*levels, strict=True)))
+    count = min(settings.limit - 1, made - grafted if settings.rerank else k * depth)
+    score = rows.value.clamp_min(torch.finfo(torch.float32).min).masked_fill(rows.void, -torch.inf)
     if costs is not None:
-        ranked = value.sort(descending=True).values.exp().tolist()
-        count = min(count, best_size(ranked, costs, costs.extend_ms + (depth - 1) * costs.level_ms)[0] - 1)
+        best_first = score.sort(descending=True).values.exp().tolist()
+        count = min(count, best_size(best_first, costs, costs.drafting(depth))[0] - 1)
     if settings.rerank:
-        chosen = _ranked(value)[:count].sort().values
+        chosen = _ranked(score)[:count].sort().values
     else:  # what the beam kept, level by level: its first `count`
-        chosen = beams.logical_not().to(torch.int8).argsort(stable=True)[:count].sort().values
-    node = torch.full((made,), -1, device=device).index_copy_(0, chosen, torch.arange(1, count + 1, device=device))
-    parent_node = torch.where(parents[chosen] < 0, 0, node[parents[chosen].clamp_min(0)])
-    tree_parents = torch.cat((parents.new_full((1,), -1), parent_node))
-    level_of = torch.cat([torch.full((len(part[0]),), d, device=device) for d, part in enumerate(levels, 1)])
-    one = value.new_ones(1)
-    confidence, value = confidence.exp(), value.exp()
+        chosen = rows.beam.logical_not().to(torch.int8).argsort(stable=True)[:count].sort().values
+    node = torch.where(rows.void, -2, -1).index_copy_(0, chosen, torch.arange(1, count + 1, device=device))
+    parent_node = torch.where(rows.parents[chosen] < 0, 0, node[rows.parents[chosen].clamp_min(0)])
+    tree_parents = torch.cat((parent_node.new_full((1,), -1), parent_node))
+    one = rows.value.new_ones(1)
+    confidence, value = rows.confidence.exp(), rows.value.exp()
+    who = None if graft is None else rows.source
     return DraftTree(
-        torch.cat((root, tokens[chosen])),
+        torch.cat((root, rows.tokens[chosen])),
         tree_parents,
-        ancestor_mask(tree_parents, depth),
+        ancestor_mask(tree_parents, max(depth, chain)),
         torch.cat((one, confidence[chosen])),
         torch.cat((one, value[chosen])),
         depth,
-        Candidates(tokens, parents, level_of, confidence, value, node),
+        Candidates(rows.tokens, rows.parents, rows.depth, confidence, value, node, who),
+        source=None if who is None else torch.cat((who.new_full((1,), HEAD), who[chosen])),
     )
 
 

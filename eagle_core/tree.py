@@ -28,7 +28,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Candidates", "DraftTree", "ancestor_mask", "path_tree", "root_tree"]
+__all__ = ["BOTH", "HEAD", "LOOKUP", "Candidates", "DraftTree", "ancestor_mask", "path_tree", "root_tree"]
+
+HEAD, LOOKUP, BOTH = range(3)
+"""Who drafted a node, where a method has two sources: numbers of `events.SOURCES`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +47,9 @@ class Candidates:
         depth: [M] int64, 1 for a child of the root.
         confidence: [M] float32, draft probability given the parent.
         value: [M] float32, product of confidences along the path.
-        node: [M] int64, index of the tree node it became, −1 where rerank left it out.
+        node: [M] int64, index of the tree node it became, −1 where rerank left it out, −2 where the row is void: a
+            looked-up token that stands there as the drafter's candidate already.
+        source: [M] int64, `HEAD`, `LOOKUP` or `BOTH`; None for a drafter of one source.
     """
 
     tokens: Tensor
@@ -53,6 +58,7 @@ class Candidates:
     confidence: Tensor
     value: Tensor
     node: Tensor
+    source: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +75,7 @@ class DraftTree:
         candidates: all that was scored, for methods that choose among candidates.
         proposal: [N, V] float32, row i the drafter's processed distribution from which the child of node i was
             sampled; only for sampled drafts, which the ratio rule verifies.
+        source: [N] int64, who drafted each node (the root's means nothing); None for a drafter of one source.
     """
 
     tokens: Tensor
@@ -79,6 +86,7 @@ class DraftTree:
     forwards: int = 0
     candidates: Candidates | None = None
     proposal: Tensor | None = None
+    source: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from eagle_core.budget import AUTO_LIMIT, Costs, best_size, measure_costs, next_level_pays
 from eagle_core.drafters import TreeSettings
-from eagle_core.drafters.plain import PromptLookup, Vanilla
+from eagle_core.drafters.lookup import PromptLookup
+from eagle_core.drafters.plain import Vanilla
 from eagle_core.engine import generate
 from eagle_core.events import dump, load
 from eagle_core.growth import grow_dynamic

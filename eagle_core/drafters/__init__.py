@@ -28,6 +28,7 @@ class Method:
         label: what people read.
         explain: one sentence.
         needs: the trained part it drafts with.
+        instead: what serves as well where a pair lacks that part.
         settings: the fields of `TreeSettings` it reads; others are disabled on the page.
         make: drafter from that part (an `EagleHead`, a draft `Target`, or None) and the target.
     """
@@ -38,6 +39,7 @@ class Method:
     needs: Part
     settings: tuple[str, ...]
     make: Callable[[Any, Any], Drafter]
+    instead: tuple[Part, ...] = ()
 
 
 def _vanilla(part: Any, target: Any) -> Drafter:
@@ -47,7 +49,7 @@ def _vanilla(part: Any, target: Any) -> Drafter:
 
 
 def _lookup(part: Any, target: Any) -> Drafter:
-    from eagle_core.drafters.plain import PromptLookup
+    from eagle_core.drafters.lookup import PromptLookup
 
     return PromptLookup()
 
@@ -68,6 +70,12 @@ def _eagle(static: bool) -> Callable[[Any, Any], Drafter]:
         return Eagle(head, static=static)
 
     return make
+
+
+def _hybrid(head: Any, target: Any) -> Drafter:
+    from eagle_core.drafters.hybrid import Hybrid
+
+    return Hybrid(head)
 
 
 _CHAIN = ("total_token", "depth")
@@ -131,6 +139,15 @@ METHODS: dict[str, Method] = {
             "eagle3 head",
             _TREE,
             _eagle(static=False),
+        ),
+        Method(
+            "hybrid",
+            "EAGLE + lookup",
+            "An EAGLE head's tree with a looked-up passage grafted on: one budget, one rerank for both.",
+            "eagle3 head",
+            _TREE,
+            _hybrid,
+            instead=("eagle1 head",),
         ),
     )
 }

@@ -35,7 +35,8 @@ class TreeSettings:
 
     Attributes:
         total_token: nodes, root included; −1 lets the measured `costs` decide at each step (`budget`).
-        depth: deepest level a drafted node can have; a chain of K drafts has depth K and `total_token` K + 1.
+        depth: deepest level a drafted node can have (`hybrid`: that its head drafts); a chain of K drafts has depth K
+            and `total_token` K + 1.
             Official EAGLE's `depth` D and SGLang's `num_steps` D + 1 are D + 1 here.
         top_k: children drafted for each node, and nodes expanded on each level.
         expand_by: what the beam ranks by: the path's value (EAGLE-2) or the node's own confidence (its ablation).
@@ -92,6 +93,7 @@ class Feedback:
         root: [1] int64, the last emitted token, on the device; its absolute position is `len(ids) - 1`.
         tree: the tree just verified; None after the prefill.
         choices: [N] int64, the target's choice at every node of it, also at rejected ones.
+        room: levels a tree may have before the target's or the drafter's positions end.
     """
 
     ids: Sequence[int]
@@ -100,6 +102,7 @@ class Feedback:
     root: Tensor
     tree: DraftTree | None = None
     choices: Tensor | None = None
+    room: int = 1 << 30
 
     @property
     def position(self) -> int:
@@ -129,9 +132,13 @@ class Drafter:
         """The most nodes a tree of this drafter can have under `settings`."""
         return settings.limit
 
+    def reach(self, settings: TreeSettings) -> int:
+        """The deepest level a tree of this drafter can have under `settings`."""
+        return settings.depth
+
     def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
         """Guess how the text goes on. The tree has `settings.limit` nodes at most and is no deeper than
-        `settings.depth`; it may be smaller. Runs under `torch.inference_mode`."""
+        `reach(settings)` and `feedback.room`; it may be smaller. Runs under `torch.inference_mode`."""
         raise NotImplementedError  # pragma: no cover
 
     def describe(self) -> dict[str, Any]:

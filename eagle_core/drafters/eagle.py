@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
-from eagle_core.growth import EAGLE1_TREE, Template, grow_dynamic, grow_template
+from eagle_core.growth import EAGLE1_TREE, Graft, Template, grow_dynamic, grow_template
 from eagle_core.heads import EagleHead, HeadCache
 from eagle_core.tree import DraftTree
 from eagle_core.verify import Sampling
@@ -67,7 +67,11 @@ class Eagle(Drafter):
         growing = _Growing(self.head, self._cache, feedback)
         if self._static:
             return grow_template(growing, feedback.root, self._template(settings))
-        return grow_dynamic(growing, feedback.root, settings)
+        return grow_dynamic(growing, feedback.root, settings, self._graft(feedback, settings))
+
+    def _graft(self, feedback: Feedback, settings: TreeSettings) -> Graft | None:
+        """What to graft onto this step's tree; None for a method that grafts nothing."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         config = self.head.config
