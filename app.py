@@ -67,6 +67,8 @@ def theme() -> gr.themes.Base:
         background_fill_secondary="#f6f7f9", background_fill_secondary_dark="#0e1218",
         block_background_fill="transparent", block_background_fill_dark="transparent",
         block_border_width="0px", block_shadow="none", block_shadow_dark="none", block_padding="2px 0",
+        block_title_text_color="#596273", block_title_text_color_dark="#a0abbb",
+        block_label_text_color="#596273", block_label_text_color_dark="#a0abbb",
         block_label_background_fill="transparent", block_label_background_fill_dark="transparent",
         block_title_text_weight="500", block_title_text_size="13px", block_info_text_size="12px",
         block_info_text_color="#596273", block_info_text_color_dark="#a0abbb",
@@ -102,6 +104,10 @@ main.fillable { padding: 12px 22px 8px !important; }
 #brand h1 { font-size: 19px; font-weight: 650; margin: 0; letter-spacing: -.01em; }
 #brand p { color: var(--body-text-color-subdued); font-size: 13px; line-height: 1.4; margin: 2px 0 2px; }
 #composer { align-items: flex-end; gap: 8px; flex-wrap: nowrap; } #composer button { height: 42px; }
+.gradio-container :is(button, input, textarea, a, summary, [tabindex]):focus-visible {
+  outline: 2px solid var(--color-accent) !important; outline-offset: 2px; }
+.gradio-container .wrap-inner:focus-within { outline: 2px solid var(--color-accent); border-radius: 10px; }
+.gradio-container .wrap-inner input:focus-visible { outline: none !important; }
 #stage { padding: 0 !important; overflow: visible; }
 @media (max-width: 760px) { main.fillable { padding: 10px 12px !important; } #composer { flex-wrap: wrap; } }
 """
@@ -364,8 +370,18 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         def leave(request: gr.Request) -> None:
             ground.leave(who(request))
 
+        def open_charts(request: gr.Request, language: str) -> list[Any]:
+            visit = ground.visit(who(request))
+            visit.charting = True
+            return ground.charts(visit, language)
+
+        def close_charts(request: gr.Request) -> None:
+            ground.visit(who(request)).charting = False
+
         def draw_charts(request: gr.Request, language: str) -> list[Any]:
-            return ground.charts(who(request), language)
+            """What is new on stage, in the charts too, as long as they are open."""
+            visit = ground.visit(who(request))
+            return ground.charts(visit, language) if visit.charting else [gr.skip()] * len(CHARTS)
 
         def answer(request: gr.Request, text: str, race: bool, system: str, *values: Any) -> Iterator[tuple[Any, ...]]:
             text = text.strip()
@@ -381,7 +397,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         gr.on(
             [send.click, prompt.submit], answer, [prompt, race, system, *knobs.values()], [stage, prompt, stop],
             concurrency_limit=None, trigger_mode="multiple", **quiet,
-        )  # fmt: skip
+        ).then(draw_charts, language, plots, **quiet)  # fmt: skip
 
         def sweep(request: gr.Request, *wish: Any) -> Iterator[tuple[str, Any]]:
             for told, figure in ground.sweep(ground.visit(who(request)), *wish):
@@ -418,12 +434,13 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         def play(request: gr.Request, name: str) -> str | None:
             return ground.play(ground.visit(who(request)), ground.shelf[name]) if name in ground.shelf else None
 
-        shelf.input(play, shelf, stage, **quiet)
+        shelf.input(play, shelf, stage, **quiet).then(draw_charts, language, plots, **quiet)
         stage.select(None, None, shelf, js=ON_STAGE % json.dumps([name for _, name in ground.shelf.titles]))
         language.change(word.speak, language, word.widgets, js=SPEAK, **quiet).then(
             fit_knobs, [method, language], fitted, **quiet
-        )
-        charts.expand(draw_charts, language, plots, **quiet)
+        ).then(draw_charts, language, plots, **quiet)
+        charts.expand(open_charts, language, plots, **quiet)
+        charts.collapse(close_charts, None, None, **quiet)
         link.click(None, [prompt, *knobs.values()], None, js=COPY_LINK % json.dumps(["prompt", *knobs]))
 
         def arrive(request: gr.Request) -> list[Any]:

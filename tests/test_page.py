@@ -5,13 +5,16 @@ Skipped where no Chromium is found, except under CI. Set CHROMIUM to its path if
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shutil
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +23,18 @@ import pytest
 
 import app
 from eagle_core.drafters import METHODS, Drafter
-from eagle_core.events import Step, dump, load_trace
+from eagle_core.events import Step, dump, load, load_trace
+from eagle_core.metrics import Run
 from eagle_core.pairs import Pair
 from eagle_core.target import Target
 from tests import synthetic
 from tests.conftest import VOCAB, eagle_head, tiny_model
 from tests.test_viz import HOSTILE
 from viz import playground
+from viz.lesson import PAGES
 from viz.models import Models
-from viz.why import why
+from viz.stage import Teller
+from viz.why import summary, why
 from viz.words import say, visible
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -122,6 +128,7 @@ class Screen:
     def __init__(self, browser: Any, site: SimpleNamespace, query: str = "/?max_new_tokens=24", **options: Any) -> None:
         self.faults: list[str] = []
         self.context = browser.new_context(**({"viewport": {"width": 1440, "height": 900}} | options))
+        self.context.add_init_script(path=Path(__file__).parent / "audit.js")
         self.page = self.context.new_page()
         self.page.on("dialog", lambda d: (self.faults.append(d.message), d.dismiss()))
         self.page.on("pageerror", lambda e: self.faults.append(str(e)))
@@ -520,3 +527,200 @@ def test_live_at_engine_speed(screen: Screen) -> None:
     screen.until("state.run !== 'first' && state.finished")
     missing = screen.page.evaluate("stage.state.steps - document.querySelectorAll('.st-answer .tok.bonus').length")
     assert missing in (0, 1)  # the last step may end at the limit, within its path
+
+
+def test_the_lesson(screen: Screen, site: SimpleNamespace) -> None:
+    page = screen.page
+    page.click('.st-tools [data-act="lesson"]')
+    for i, key in enumerate(PAGES):
+        page.wait_for_function(f"stage.state.lesson === '{key}'")
+        assert page.inner_text(".st-caption").startswith(f"{i + 1} of {len(PAGES)} · ")
+        text = page.inner_text(".st-lesson p")
+        assert "{" not in text and "undefined" not in text and len(text) > 40
+        screen.until(f"!state.playing && state.phase === '{PAGES[key][0]}'")
+        page.keyboard.press("PageDown")
+    page.wait_for_function("stage.state.lesson === null && document.querySelector('.st-lesson').hidden")
+    page.keyboard.press("t")
+    page.wait_for_function("stage.state.lesson === 'draft'")
+    page.keyboard.press("Enter")  # the next page has the focus
+    page.wait_for_function("stage.state.lesson === 'value'")
+    page.keyboard.press("PageUp")
+    page.wait_for_function("stage.state.lesson === 'draft'")
+    page.keyboard.press("Escape")
+    assert screen.state["lesson"] is None
+
+
+def test_live_keeps_up_and_moves_nothing_else(screen: Screen) -> None:
+    """Steps of 24-node trees as fast as the page can draw each of them: it must take 15 a second by the processor time
+    it needs (wall time says more of the other jobs on a machine), as little at the end as at the beginning; nothing
+    shifts, and only the answer's words are new in the page."""
+    run = synthetic.run(2, steps=150, total=24)
+    teller = Teller("fast", ask="fast")
+    first, rest = teller.tell(run[:1]), [teller.tell([event]) for event in run[1:151]]
+    page = screen.page
+    metrics = screen.context.new_cdp_session(page)
+    metrics.send("Performance.enable")
+
+    def processor() -> float:
+        return next(m["value"] for m in metrics.send("Performance.getMetrics")["metrics"] if m["name"] == "ProcessTime")
+
+    page.evaluate(f"stage.feed(JSON.stringify({{clear: true}})); stage.feed({json.dumps(first)})")
+    page.evaluate("void audit.watch()")
+    spent, began = [processor()], time.perf_counter()
+    for third in range(3):
+        page.evaluate(
+            """async (messages) => { for (const m of messages) {
+              stage.feed(m); await new Promise(done => requestAnimationFrame(() => done())); } }""",
+            rest[50 * third : 50 * third + 50],
+        )
+        spent.append(processor())
+    seconds = time.perf_counter() - began
+    early, _, late = (b - a for a, b in itertools.pairwise(spent))
+    moves = page.evaluate("window.moves")
+    print(f"live: {150 / (spent[-1] - spent[0]):.1f} steps per processor second, {150 / seconds:.1f} by the clock")
+    assert screen.state["k"] == 149 and 150 / (spent[-1] - spent[0]) > 15
+    assert late < 2 * early  # no growing delay
+    assert moves["shift"] < 0.001 and moves["nodes"] < 20
+
+
+def test_numbers_at_the_edges(screen: Screen, tmp_path: Path) -> None:
+    """A trace with times no clock can tell: it opens, and nothing on the page or in its pictures says NaN."""
+    odd = [5e-324, 0.0, 9e15]
+    run = [
+        replace(e, timing={"draft_ms": odd[e.index % 3], "verify_ms": 5e-324, "other_ms": 0.0})
+        if isinstance(e, Step)
+        else e
+        for e in synthetic.run(4, steps=6)
+    ]
+    file = tmp_path / "odd.jsonl"
+    file.write_text("".join(dump(e) + "\n" for e in run), encoding="utf-8")
+    page = screen.page
+    page.set_input_files(".st-file", file)
+    screen.until("state.steps === 6 && state.run !== 'first'")
+    verdict = json.dumps({"verdict": "equal", "key": "equal", "n": 7})
+    name = screen.state["run"]
+    page.evaluate(
+        f"stage.feed(JSON.stringify({{ run: '{name}', role: 'answer', events: [], verdict: {verdict} }}));"
+        f"stage.feed({json.dumps(Teller('x', role='plain', of='NAME').tell(run)).replace('NAME', name)});"
+        "document.querySelector('.st-truth').open = true; stage.jump(2); stage.act('race');"
+    )
+    page.wait_for_timeout(400)
+    page.click("#charts > button")
+    page.wait_for_selector("#charts .js-plotly-plot .main-svg")
+    for text in (page.inner_text("body"), page.evaluate("stage.svg()"), page.inner_text("#charts")):
+        assert not re.search(r"NaN|Infinity|undefined|\binf\b", text)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(browser: Any, site: SimpleNamespace, scheme: str) -> None:
+    screen = Screen(browser, site, color_scheme=scheme, reduced_motion="reduce")
+    page = screen.page
+    page.evaluate("stage.jump(4)")
+    page.click("#models > button")
+    page.click('.st-tools [data-act="lesson"]')
+    page.wait_for_function("stage.state.lesson === 'draft'")
+    page.evaluate("stage.choose(1)")
+    page.wait_for_timeout(400)
+    assert page.evaluate("audit.readable()") == []
+    page.evaluate("stage.choose(null); stage.act('lessonend'); stage.jump(4)")
+    for phase in ("verify", "accept"):
+        page.evaluate(f"stage.jump(4, '{phase}')")
+        page.wait_for_timeout(300)
+        assert page.evaluate("audit.drawn()") == []
+    screen.close()
+
+
+def test_the_focus_can_be_seen(viewer: Screen) -> None:
+    """Tab through the page: whatever has the focus has an outline, a ring or a border of its own."""
+    page, seen = viewer.page, []
+    page.evaluate("document.activeElement.blur()")
+    for _ in range(45):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("audit.focused()"))
+    names = [s[0] for s in seen if s]
+    assert len(set(names)) > 30
+    assert [s[0] for s in seen if s and not s[1]] == []
+
+
+def test_said_aloud(viewer: Screen, site: SimpleNamespace) -> None:
+    for k in (0, 4):
+        viewer.page.evaluate(f"stage.jump({k})")
+        assert viewer.page.evaluate("document.querySelector('.st-aloud').textContent") == summary(site.run[k + 1], "en")
+
+
+def test_charts_are_kept_with_their_caption(screen: Screen, tmp_path: Path) -> None:
+    page = screen.page
+    page.click("#charts > button")
+    page.wait_for_function("document.querySelectorAll('#charts .js-plotly-plot .main-svg').length >= 7", timeout=60000)
+    for kind in ("svg", "png"):
+        with page.expect_download() as download:
+            page.locator("#charts").get_by_role("button", name=say("en", f"charts.{kind}")).click()
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+        if kind == "svg":
+            picture = "".join(ElementTree.parse(path).getroot().itertext())
+            for part in ("EAGLE-3", "total_token 24", "tiny", "cpu · float32 · test", say("en", "verdict.none")):
+                assert part in picture
+            assert all(say("en", f"chart.{name}") in picture for name in app.CHARTS)
+            assert "url(http" not in path.read_text(encoding="utf-8")
+        else:
+            assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
+
+
+def test_programs_may_call_it(site: SimpleNamespace, pair: TinyPair) -> None:
+    """The README's example, and that a program which leaves frees the models."""
+    from gradio_client import Client
+
+    client = Client(site.address, verbose=False)
+    events = [load(line) for line in client.submit("tell me", max_new_tokens=12, total_token=6, api_name="/generate")]
+    expected = Run.collect(pair.generate("tell me", settings=_settings(6), max_new_tokens=12))
+    assert Run.collect(events).ids == expected.ids and events[-1].kind == "finish"
+    pair.slow.pause = PAUSE
+    try:
+        left = client.submit("a long one", max_new_tokens=90, api_name="/generate")
+        next(iter(left))
+        left.cancel()
+        pair.slow.pause = 0.0
+        began = time.perf_counter()
+        assert (
+            len(list(Client(site.address, verbose=False).submit("next", max_new_tokens=3, api_name="/generate"))) >= 2
+        )
+        assert time.perf_counter() - began < 20
+    finally:
+        pair.slow.pause = 0.0
+    with pytest.raises(Exception, match="eagle9"):
+        client.predict("x", method="eagle9", api_name="/generate")
+
+
+def test_a_pair_on_its_way_shows_how_far_it_is(browser: Any, pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    import eagle_core
+
+    go = threading.Event()
+
+    def load_pair(*names: Any, progress: Any) -> Any:
+        progress("downloading it", 0.5)
+        go.wait(30)
+        return pair
+
+    monkeypatch.setattr(eagle_core, "load_pair", load_pair)
+    shelf = playground.Shelf(Path("nowhere"))
+    shelf.put(playground.Recording.of("first", synthetic.run(3, steps=4), "Why?", "A first one"))
+    page = app.build(playground.Playground(Models(None, None), shelf, shelf["first"]), 12, False)
+    site = SimpleNamespace(address=app.start(page, "127.0.0.1", None, block=False))
+    screen = Screen(browser, site, "/?max_new_tokens=8")
+    try:
+        screen.ask("hello")
+        screen.until("state.note && state.note.what === 'load.download'")
+        bar = screen.page.locator(".st-load")
+        assert bar.is_visible() and bar.get_attribute("aria-valuenow") == "45"
+        screen.page.keyboard.press("Escape")  # Stop ends the wait, not the loading
+        screen.until("state.note && state.note.key === 'status.cancelled'")
+        screen.ask("hello again")
+        screen.until("state.note && state.note.what === 'load.download'")
+        go.set()
+        screen.until("state.run !== 'first' && state.finished && !state.note")
+        assert not bar.is_visible()
+        screen.close()
+    finally:
+        go.set()
+        page.close()

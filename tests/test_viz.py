@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 import threading
@@ -17,17 +19,18 @@ from hypothesis import strategies as st
 import app
 from eagle_core.compare import Scored, Verdict
 from eagle_core.errors import InvalidRequest
-from eagle_core.events import FATES, Candidate, Choice, Node, Start, Step, dump, load, load_trace
+from eagle_core.events import FATES, SOURCES, Candidate, Choice, Finish, Node, Start, Step, dump, load, load_trace
 from eagle_core.metrics import METRICS, Run
 from tests import synthetic
 from viz import playground
 from viz.charts import figures, sweep
-from viz.export import numbers_csv, replay, trace
+from viz.export import numbers_csv, parts, replay, trace
 from viz.graph import branching, graph, graphml
+from viz.lesson import PAGES, page
 from viz.stage import OVERLAP, Teller, message, pieces
 from viz.verdict import beside, pays
 from viz.why import REASONS, reasons, summary, why
-from viz.words import WORDS, number, say, visible
+from viz.words import WORDS, about, number, say, visible
 
 HOSTILE = [
     "<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "${1+1}", "{{value}}", "`", "\\",
@@ -188,8 +191,6 @@ class TestPieces:
 
 class TestWords:
     def test_both_languages_fill_the_same_slots(self) -> None:
-        import re
-
         for key, english in WORDS["en"].items():
             slots = set(re.findall(r"\{(\w+)\}", english))
             assert slots == set(re.findall(r"\{(\w+)\}", WORDS["zh"][key])), key
@@ -227,8 +228,6 @@ class TestWords:
             assert WORDS["en"][f"method.{name}.explain"] == method.explain
 
     def test_the_editor_draws_the_reference_tree(self) -> None:
-        import re
-
         from eagle_core.growth import EAGLE1_TREE
 
         drawn = re.search(r"REFERENCE = (\[.*?\]);", (app.STAGE / "editor.js").read_text(encoding="utf-8"))
@@ -412,3 +411,145 @@ def test_the_page_and_its_pictures_import_no_torch() -> None:
 def test_start_is_told() -> None:
     told = json.loads(Teller("r").tell(synthetic.run(1, steps=1)[:1]))["events"][0]
     assert told["kind"] == "start" and told["method"] == "eagle3" and isinstance(synthetic.run(1)[0], Start)
+
+
+class TestHostileNumbers:
+    """Times and probabilities at the edges of what a trace may hold: no screen and no file says inf or NaN."""
+
+    ODD = st.sampled_from([0.0, 5e-324, 1e-310, 1e-9, 1e-6, 0.25, 1.0, 1e15, 9e15])
+
+    @settings(max_examples=12, deadline=None)
+    @given(data=st.data(), seed=st.integers(0, 999), total=st.integers(1, 40))
+    def test_everything_stays_finite(self, data, seed, total) -> None:  # type: ignore[no-untyped-def]
+        share = st.sampled_from([0.0, 5e-324, 1e-300, 0.5, 1.0])
+        run = []
+        for event in synthetic.run(seed, steps=3, total=total):
+            if isinstance(event, Start):
+                event = replace(event, prefill_ms=data.draw(self.ODD), pair={"target": ["odd"], "prompt": "odd"})
+            elif isinstance(event, Step):
+                nodes = [n._replace(confidence=data.draw(share), value=data.draw(share)) for n in event.nodes]
+                names = data.draw(st.sampled_from([(), ("draft_ms",), ("draft_ms", "verify_ms", "other_ms", "odd_ms")]))
+                event = replace(event, nodes=nodes, timing={name: data.draw(self.ODD) for name in names})
+            else:
+                event = replace(event, seconds=data.draw(self.ODD), timing={"x": data.draw(self.ODD)})
+            run.append(event)
+        assert list(load_trace(trace(run).split("\n"))) == run  # what is tried here can be uploaded
+        told = Teller("r").tell(run)  # refuses what is not finite
+        ours, plain = Run.collect(run), Run.collect([e for e in run if not isinstance(e, Finish)])
+        verdict = beside(ours, plain, Verdict("equal"))
+        for text in (
+            told, message(verdict=verdict), numbers_csv(run), replay(run, verdict=verdict, plain=run), graphml(run[1]),
+            json.dumps([f.to_plotly_json() for f in figures(ours, plain).values()], default=list, allow_nan=False),
+        ):  # fmt: skip
+            assert not re.search(r"[\s,:>\[]-?(?:nan|inf|infinity)\b", text.replace("Infinity", "").lower()[:200_000])
+        for metric in METRICS.values():
+            value = metric.of(ours)
+            assert value is None or isinstance(value, tuple) or math.isfinite(value)
+
+    def test_no_rate_is_made_of_no_time(self) -> None:
+        run = [
+            replace(e, timing={"draft_ms": 0.0, "verify_ms": 5e-324, "other_ms": 0.0}) if isinstance(e, Step) else e
+            for e in synthetic.run(1, steps=2)
+        ]
+        events = json.loads(Teller("r").tell(run))["events"]
+        assert "tps" not in events[1] or events[1]["tps"] is None
+        assert METRICS["tokens_per_second"].of(Run.collect(run)) is None
+
+
+class TestLesson:
+    @pytest.fixture
+    def shelf(self) -> playground.Shelf:
+        shelf = playground.Shelf(Path("nowhere"))
+        shelf.put(playground.Recording.of("one", synthetic.run(3, steps=9), "a", "One"))
+        shelf.put(playground.Recording.of("two", synthetic.run(8, steps=5, sharpness=0.9), "b", "Two"))
+        return shelf
+
+    def test_every_page_stands_on_a_real_step(self, shelf: playground.Shelf) -> None:
+        pages = [page(shelf, i) for i in range(len(PAGES))]
+        assert [p and p["key"] for p in pages] == list(PAGES) and page(shelf, len(PAGES)) is None
+        for told in pages:
+            assert told
+            step = next(e for e in shelf[told["run"]].events if isinstance(e, Step) and e.index == told["step"])
+            assert told["row"] is None or 0 < told["row"] < len(step.nodes)
+            for language in WORDS:
+                text = say(language, f"lesson.{told['key']}.text", **told["slots"])
+                assert len(text) < 280 and say(language, f"lesson.{told['key']}")
+        accept = pages[5]
+        assert accept
+        most = max(len(e.accepted) for e in shelf["one"].events if isinstance(e, Step)) - 1
+        assert accept["slots"]["a"] == most and accept["phase"] == "accept"
+
+    def test_value_is_the_product_that_it_says(self, shelf: playground.Shelf) -> None:
+        told = page(shelf, 1)
+        assert told
+        step = shelf[told["run"]].events[told["step"] + 1]
+        assert isinstance(step, Step)
+        node = step.nodes[told["row"]]
+        assert node.depth >= 2
+        assert node.value == pytest.approx(node.confidence * step.nodes[node.parent].value)
+
+    def test_without_recordings_there_is_none(self) -> None:
+        assert page(playground.Shelf(Path("nowhere")), 0) is None
+
+    def test_on_the_shipped_recordings(self) -> None:
+        shelf = playground.Shelf()
+        pages = [page(shelf, i) for i in range(len(PAGES))]
+        assert all(pages)
+        hit, miss = pages[7], pages[8]
+        assert hit and miss and hit["slots"]["a"] >= 3 and miss["slots"]["n"] > 0
+
+
+class TestCaption:
+    def test_says_method_settings_pair_hardware_and_verdict(self) -> None:
+        start = synthetic.run(1, steps=1)[0]
+        assert isinstance(start, Start)
+        assert about(start, "en") == (
+            "EAGLE-3  ·  total_token 24 · depth 6 · top-k 8  ·  T 0.0 · seed 1  ·  tiny  ·  cpu · float32 · test  ·  "
+            "not checked against plain decoding"
+        )
+        equal = beside(Run.collect(synthetic.run(1, steps=1)), Run(), Verdict("equal"))
+        assert about(start, "en", equal).endswith(f"equal to plain decoding, {equal['n']} of {equal['n']} tokens")
+        figure = figures(Run.collect(synthetic.run(1, steps=1)), None, "en", equal)["length"]
+        assert figure.layout.meta["caption"] == about(start, "en", equal)
+
+    def test_auto_stands_last(self) -> None:
+        rows = [{"temperature": 0.0, "value": v, "tau": 2.0, "tokens_per_second": 9.0} for v in (-1, 64, 4)]
+        figure = sweep(rows, "total_token", "en", "about it")
+        assert list(figure.data[0].x) == ["4", "64", "auto"] and figure.layout.meta["caption"] == "about it"
+        assert playground._numbers("1, 4，auto -1 4", int) == [1, 4, -1]
+
+
+class TestSources:
+    def test_a_second_source_is_told_and_kept(self) -> None:
+        one = step()
+        nodes = [n._replace(source=s) for n, s in zip(one.nodes, [None, "head", "lookup", "both", "head", "lookup"])]
+        marked = replace(one, index=0, nodes=nodes)
+        start = synthetic.run(1, steps=1)[:1]
+        told = json.loads(Teller("r").tell([*start, marked]))["events"][-1]
+        assert told["s"] == [-1, 0, 1, 2, 0, 1, -1, -1]
+        assert graph(marked).nodes[2]["source"] == "lookup" and "source" not in graph(marked).nodes[0]
+        assert "s" not in json.loads(Teller("r").tell([*start, replace(one, index=0)]))["events"][-1]
+        assert all(f"source.{name}" in WORDS["zh"] for name in SOURCES)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colours, "#rrggbb"."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_colours_that_carry_text_can_be_read(theme: int) -> None:
+    blocks = re.findall(r"\{([^}]*--st-surface[^}]*)\}", parts()[1])
+    ink = dict(re.findall(r"--st-([\w-]+):\s*(#[0-9a-f]{6})", blocks[theme]))
+    pairs = [(text, ground) for text in ("ink", "sub", "accent", "alert", "later") for ground in ("surface", "ground")]
+    pairs += [("ink", "draft"), ("ink", "copied-tint"), ("on-accent", "accent"), ("on-bonus", "bonus")]
+    weak = {(a, b): round(contrast(ink[a], ink[b]), 2) for a, b in pairs if contrast(ink[a], ink[b]) < 4.5}
+    assert not weak
+    assert contrast(ink["ghost"], ink["surface"]) >= 3 and contrast(ink["accent"], ink["surface"]) >= 3  # borders

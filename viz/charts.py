@@ -23,6 +23,8 @@ ACCENT, SKY, ORANGE, GREY = "#0072b2", "#56b4e9", "#e69f00", "#8993a2"
 _INK = "#6b7584"  # contrast ≥ 4.5 on white and on the dark surface
 
 
+_FONT = "system-ui, -apple-system, Segoe UI, Roboto, Noto Sans, PingFang SC, Microsoft YaHei, sans-serif"
+
 _BAR = {"remove": ["toImage", "lasso2d", "select2d", "autoScale2d"], "bgcolor": "rgba(0,0,0,0)", "color": _INK}
 """Plotly's own camera would take a picture without its caption; the page's buttons take it with one."""
 
@@ -42,13 +44,13 @@ def figures(
         else:
             figure.add_annotation(text=say(language, "chart.empty"), showarrow=False, font_size=14)
         figure.update_layout(
-            title={"text": say(language, f"chart.{name}"), "font_size": 14, "x": 0, "xref": "paper", "y": 0.97},
-            height=280,
-            margin={"l": 48, "r": 12, "t": 44, "b": 44},
+            title={"text": say(language, f"chart.{name}"), "font_size": 14, "x": 0, "xref": "paper", "y": 0.96},
+            height=290,
+            margin={"l": 48, "r": 12, "t": 62, "b": 44},
             paper_bgcolor="rgba(0,0,0,0)",
             plot_bgcolor="rgba(0,0,0,0)",
-            font={"color": _INK, "size": 12},
-            legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right", "font_size": 11},
+            font={"color": _INK, "size": 12, "family": _FONT},
+            legend={"orientation": "h", "y": 1.01, "yanchor": "bottom", "x": 0, "xanchor": "left", "font_size": 11},
             bargap=0.15,
             hovermode="x unified",
             modebar=_BAR,
@@ -86,7 +88,7 @@ def sweep(rows: Sequence[Mapping[str, Any]], knob: str, language: str = "en", ca
         height=380,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": _INK, "size": 12},
+        font={"color": _INK, "size": 12, "family": _FONT},
         xaxis={
             "title": say(language, knob),
             "showgrid": False,

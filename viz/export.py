@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from eagle_core.events import FATES, Event, dump
+from eagle_core.events import FATES, SOURCES, Event, dump
 from eagle_core.metrics import METRICS, Run, accepted_length
 from viz.stage import Teller, message
 from viz.why import REASONS
@@ -33,7 +33,7 @@ _STAGE = Path(__file__).parent.parent / "assets" / "stage"
 def parts() -> tuple[str, str, str]:
     """Markup, style sheet and script of the stage. The script ends with `OPTIONS`, what `mountStage` wants to know."""
     markup, style, script = ((_STAGE / f"stage.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    options = message(words=WORDS, fates=FATES, reasons=REASONS)
+    options = message(words=WORDS, fates=FATES, sources=SOURCES, reasons=REASONS)
     return markup, style, f"{script}\nconst OPTIONS = {options};\n"
 
 

@@ -37,6 +37,7 @@ def graph(step: Step, dropped: bool = True) -> nx.DiGraph:
             "value": row.value,
             "expanded": row.expanded,
             "kept": kept,
+            **({"source": row.source} if row.source else {}),
             "accepted": row.id in accepted and kept,
         }
         if kept:

@@ -8,7 +8,7 @@ Where a page stands is found in the recordings, never written down: the same les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eagle_core.events import Step
@@ -23,14 +23,12 @@ __all__ = ["PAGES", "page"]
 
 def page(shelf: Shelf, index: int) -> dict[str, Any] | None:
     """Page `index` of the lesson on these recordings; None where there is no such page, or nothing to show it on."""
-    recordings = [shelf[name] for _, name in shelf.titles]
-    grown = [r for r in recordings if any(step.dropped for step in _steps(r))]
     keys = list(PAGES)
-    if not grown or not 0 <= index < len(keys):
+    if not 0 <= index < len(keys) or next(_grown(shelf), None) is None:
         return None
     key = keys[index]
     phase, find = PAGES[key]
-    recording, step, row, slots = find(grown, recordings)
+    recording, step, row, slots = find(shelf)
     place = {"run": recording.name, "step": step.index, "phase": phase, "row": row}
     return {"index": index, "count": len(keys), "key": key, **place, "slots": slots}
 
@@ -42,9 +40,20 @@ def _steps(recording: Recording) -> list[Step]:
     return [event for event in recording.events if isinstance(event, Step)]
 
 
-def _main(grown: list[Recording]) -> tuple[Recording, Step]:
+def _all(shelf: Shelf) -> Iterator[Recording]:
+    """The recordings in order, each read only when it is reached."""
+    return (shelf[name] for _, name in shelf.titles)
+
+
+def _grown(shelf: Shelf) -> Iterator[Recording]:
+    """Those whose trees were grown and reranked."""
+    return (recording for recording in _all(shelf) if any(step.dropped for step in _steps(recording)))
+
+
+def _main(shelf: Shelf) -> tuple[Recording, Step]:
     """The first grown recording, and the step in which it accepts most: one step carries the first seven pages."""
-    return grown[0], max(_steps(grown[0]), key=lambda step: (len(step.accepted), -step.index))
+    recording = next(_grown(shelf))
+    return recording, max(_steps(recording), key=lambda step: (len(step.accepted), -step.index))
 
 
 def _tau(recording: Recording) -> float:
@@ -52,14 +61,14 @@ def _tau(recording: Recording) -> float:
     return value if isinstance(value, float) else 0.0
 
 
-def _draft(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _draft(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     made = len(step.nodes) - 1 + len(step.dropped)
     return recording, step, None, {"forwards": step.forwards, "made": made, "root": visible(step.nodes[0].text)}
 
 
-def _value(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _value(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     node = max(step.nodes, key=lambda n: (n.depth >= 2, n.value))  # deep enough that value is a product
     parent = step.nodes[max(node.parent, 0)]
     slots = {
@@ -69,51 +78,51 @@ def _value(grown: list[Recording], _: list[Recording]) -> Place:
     return recording, step, node.id, slots
 
 
-def _rerank(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _rerank(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     kept = len(step.nodes) - 1
     return recording, step, None, {"kept": kept, "made": kept + len(step.dropped)}
 
 
-def _mask(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _mask(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     node = max(step.nodes, key=lambda n: (n.depth, n.value))
     return recording, step, node.id, {"n": len(step.nodes), "token": visible(node.text), "a": node.depth}
 
 
-def _verify(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _verify(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     root = step.nodes[0]
     return recording, step, None, {"n": len(step.nodes), "root": visible(root.text), "draw": visible(root.draw_text)}
 
 
-def _accept(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _accept(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     return recording, step, None, {"a": len(step.accepted) - 1, "bonus": visible(step.bonus.text)}
 
 
-def _rollback(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _rollback(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     n, kept = len(step.nodes), len(step.accepted)
     slots = {"n": n, "kept": kept, "gone": n - kept, "e": len(step.emitted), "bonus": visible(step.bonus.text)}
     return recording, step, None, slots
 
 
-def _hit(_: list[Recording], recordings: list[Recording]) -> Place:
-    recording = max(recordings, key=_tau)
+def _hit(shelf: Shelf) -> Place:
+    recording = max(_all(shelf), key=_tau)
     step = max(_steps(recording), key=lambda step: (len(step.accepted), -step.index))
     return recording, step, None, {"a": len(step.accepted) - 1, "tau": f"{_tau(recording):.2f}"}
 
 
-def _miss(grown: list[Recording], _: list[Recording]) -> Place:
-    recording = min(grown, key=_tau)
+def _miss(shelf: Shelf) -> Place:
+    recording = min(_grown(shelf), key=_tau)
     step = min(_steps(recording), key=lambda step: (len(step.accepted), len(step.nodes) == 1, step.index))
     drafted, draw = len(step.nodes) - 1, visible(step.bonus.text)
     return recording, step, None, {"n": drafted, "draw": draw, "tau": f"{_tau(recording):.2f}"}
 
 
-def _slower(grown: list[Recording], _: list[Recording]) -> Place:
-    recording, step = _main(grown)
+def _slower(shelf: Shelf) -> Place:
+    recording, step = _main(shelf)
     run = Run.collect(recording.events)
     tau, ms = _tau(recording), METRICS["step_ms"].of(run)
     slots = {"tau": f"{tau:.2f}"}
@@ -125,7 +134,7 @@ def _slower(grown: list[Recording], _: list[Recording]) -> Place:
     return recording, step, None, slots
 
 
-PAGES: dict[str, tuple[str, Callable[[list[Recording], list[Recording]], Place]]] = {
+PAGES: dict[str, tuple[str, Callable[[Shelf], Place]]] = {
     "draft": ("grow", _draft),
     "value": ("grow", _value),
     "rerank": ("rerank", _rerank),

@@ -82,9 +82,10 @@ class Load:
 
     def told(self, every: float = 0.25) -> Iterator[tuple[str, float]]:
         """Stage and share, again and again until it is over; raises what went wrong."""
-        while not self._over.wait(every if self.done else 0.0):
+        pause = 0.0  # the first word at once, the others at their pace
+        while not self._over.wait(pause):
             yield self.what, self.done
-            self.done = self.done or 0.01  # the first word at once, the others at their pace
+            pause = every
         if self.error is not None:
             raise self.error
 

@@ -83,6 +83,7 @@ class Visit:
     cancel: threading.Event = field(default_factory=threading.Event)
     answering: bool = False
     checking: bool = False
+    charting: bool = False
 
     @property
     def idle(self) -> bool:
@@ -467,11 +468,11 @@ class Playground:
             return {"message": message(lesson=told)}
         return {"message": self.play(visit, self.shelf[told["run"]], lesson=told)}
 
-    def charts(self, session: str, language: str) -> list[Any]:
+    def charts(self, visit: Visit, language: str) -> list[Any]:
         """Figures of the last answer on the page."""
         from viz.charts import figures
 
-        shown = next(reversed(self.visit(session).shown.values()), None)
+        shown = next(reversed(visit.shown.values()), None)
         run = shown.run if shown else Run()
         plain = Run.collect(shown.plain.events) if shown and shown.plain else None
         verdict = shown.verdict if shown else None

@@ -11,6 +11,7 @@ text a token became) is decided here; the browser owns geometry and time.
 A step is columnar: row i of every list is node i, the candidates that were left out follow the nodes.
 
     t ids · x labels · p parents · c confidence · v value · e expanded · w index into `why.REASONS`   (all rows)
+    s index into `events.SOURCES`, −1 for none; absent where a method has one source (all rows)
     q target probability · f index into `events.FATES` · g, gx, gp the target's draw: id, label, probability  (nodes)
 
 Text of models never meets HTML here: "<" travels as \\u003c, and the stage writes it as text.
@@ -22,9 +23,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eagle_core.events import FATES, Candidate, Event, Finish, Node, Start, Step
-from eagle_core.metrics import Run, measure
+from eagle_core.events import FATES, SOURCES, Candidate, Event, Finish, Node, Start, Step
+from eagle_core.metrics import SHORTEST, Run, measure
 from viz.why import reason, reasons
+from viz.words import target_name
 
 __all__ = ["OVERLAP", "Teller", "message", "pieces"]
 
@@ -84,7 +86,6 @@ class Teller:
             "n": n,
             "kind": "start",
             "method": event.method,
-            "pair": event.pair,
             "sampling": event.sampling,
             "settings": event.settings,
             "prompt": event.prompt_text,
@@ -92,7 +93,8 @@ class Teller:
             "text": pieces([event.first.text][: len(event.emitted)], event.text),
             "ids": event.emitted,
             "ms": _short(event.prefill_ms),
-            "note": (event.pair.get("prompt") or {}).get("note"),
+            "note": _note(event.pair.get("prompt")),
+            "target": target_name(event.pair),
             "where": f"{event.device} · {event.dtype} · {event.machine}",
         }
 
@@ -128,8 +130,10 @@ class Teller:
             "ms": [_short(event.timing.get(k, 0.0)) for k in ("draft_ms", "verify_ms", "other_ms")],
             "fw": event.forwards,
             "tau": _short(self._emitted / (event.index + 1)),
-            "tps": _short(1000 * self._emitted / self._milliseconds) if self._milliseconds else None,
+            "tps": _short(1000 * self._emitted / self._milliseconds) if self._milliseconds > SHORTEST else None,
         }
+        if any(r.source for r in rows):
+            told["s"] = [SOURCES.index(r.source) if r.source else -1 for r in rows]
         if not isinstance(start, Start) or event.settings != start.settings:
             told["settings"] = event.settings
         return told
@@ -150,6 +154,12 @@ class Teller:
                 for name, value in numbers.items()
             },
         }
+
+
+def _note(prompt: Any) -> str | None:
+    """What the engine has to say of how it read the prompt; a trace from elsewhere may hold anything there."""
+    note = prompt.get("note") if isinstance(prompt, dict) else None
+    return note if isinstance(note, str) else None
 
 
 def message(**fields: Any) -> str:

@@ -168,7 +168,7 @@ _TABLE: dict[str, tuple[str, str]] = {
         "接受 {a}/{d} 层，再加上目标模型自己的“{bonus}”",
     ),
     "say.accept.none": (
-        "No drafted token was the target’s draw; its own “{bonus}” goes in",
+        "No draft was the target’s draw; its own “{bonus}” goes in",
         "草稿词元都不是目标模型的选择；写入它自己的“{bonus}”",
     ),
     "say.accept.plain": ("The target’s own “{bonus}”", "目标模型自己的“{bonus}”"),
@@ -260,8 +260,9 @@ _TABLE: dict[str, tuple[str, str]] = {
     "truth": ("Race and cost", "竞速与代价"),
     "truth.race": ("Replay the race", "回放竞速"),
     "truth.note": (
-        "Run one after the other on the same machine, replayed together; the clock starts with the first token.",
-        "在同一台机器上先后运行，一起回放；时钟从首个词元开始。",
+        "Run one after the other on the same machine, replayed together; the clock starts with the first token. "
+        "At rest the bars stand where the faster one was done.",
+        "在同一台机器上先后运行，一起回放；时钟从首个词元开始。静止时，条形停在较快者完成的时刻。",
     ),
     "truth.tokens": ("{n} tokens in {s} s", "{s} 秒 {n} 个词元"),
     "cost": ("Cost of each step", "每一步的代价"),

@@ -27,7 +27,8 @@ async function keepCharts(container, kind, name) {
     }
   });
   lines.forEach((line, i) => { make("text", { x: 16, y: height + 16 * i + 14, "font-size": 11, fill: color("--st-sub") }, picture).textContent = line; });
-  const text = new XMLSerializer().serializeToString(picture);
+  // patterns and clips are named by the page's address; inside the picture they are its own
+  const text = new XMLSerializer().serializeToString(picture).replace(/url\((&quot;|["'])?[^)"'#]*#/g, "url($1#");
   const save = (blob) => { const a = document.createElement("a"); a.href = URL.createObjectURL(blob); a.download = `${name}.${kind}`; a.click(); setTimeout(() => URL.revokeObjectURL(a.href), 2000); };
   if (kind === "svg") return save(new Blob([text], { type: "image/svg+xml" }));
   const image = new Image(), paper = document.createElement("canvas");

@@ -70,7 +70,9 @@ function mountStage(root, options) {
       rect(x, y, w, h, r, o) { style(o); w = Math.max(0, w); h = Math.max(0, h); c.beginPath(); c.roundRect(x, y, w, h, Math.max(0, Math.min(r, w / 2, h / 2))); if (o.fill) { c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
       curve(x0, y0, x1, y1, o) { style(o); const m = (x0 + x1) / 2; c.beginPath(); c.moveTo(o.from ?? x0, y0); if (o.from !== undefined) c.lineTo(x0, y0); c.bezierCurveTo(m, y0, m, y1, x1, y1); c.strokeStyle = o.stroke; c.stroke(); },
       line(points, o) { style(o); c.beginPath(); points.forEach(([x, y], i) => (i ? c.lineTo(x, y) : c.moveTo(x, y))); if (o.fill) { c.closePath(); c.fillStyle = o.fill; c.fill(); } if (o.stroke) { c.strokeStyle = o.stroke; c.stroke(); } },
-      text(s, x, y, o) { c.globalAlpha = o.alpha ?? 1; c.font = `${o.weight ?? 400} ${o.size}px ${ink.font}`; c.textAlign = o.align ?? "left"; c.textBaseline = "alphabetic"; c.fillStyle = o.fill; c.fillText(s, x, y); },
+      text(s, x, y, o) { // sizes in halves of a pixel: every other size would be a font of its own to the browser, and slow
+        const font = `${o.weight ?? 400} ${Math.round(o.size * 2) / 2}px ${ink.font}`;
+        c.globalAlpha = o.alpha ?? 1; c.font = font; c.textAlign = o.align ?? "left"; c.textBaseline = "alphabetic"; c.fillStyle = o.fill; c.fillText(s, x, y); },
     };
   }
   function svgPen(out) {
@@ -609,8 +611,8 @@ function mountStage(root, options) {
     if (p === "verify") return drafted ? say("say.verify", { n: s.nodes }) : say("say.verify.one");
     if (p === "accept") {
       if (!drafted) return say("say.accept.plain", { bonus });
-      if (s.ids.length < s.a.length) return say("say.accept.cut", { a: taken, d: sc.levels, e: s.ids.length });
-      return taken ? say("say.accept", { a: taken, d: sc.levels, bonus }) : say("say.accept.none", { bonus });
+      if (s.ids.length < s.a.length) return say("say.accept.cut", { a: taken, d: deepest(s), e: s.ids.length });
+      return taken ? say("say.accept", { a: taken, d: deepest(s), bonus }) : say("say.accept.none", { bonus });
     }
     return say("say.commit", { kept: s.a.length, n: s.nodes, gone: s.nodes - s.a.length });
   }
@@ -619,7 +621,7 @@ function mountStage(root, options) {
     const now = caption(s);
     if ($(".st-caption").textContent !== now) { set($(".st-caption"), now); $(".st-caption").title = now; }
     const bar = $(".st-load"), done = note?.done;
-    bar.hidden = done === undefined;
+    bar.classList.toggle("on", done !== undefined);
     if (done !== undefined) { bar.firstChild.style.transform = `scaleX(${done})`; bar.setAttribute("aria-valuenow", String(Math.round(100 * done))); bar.setAttribute("aria-label", now); }
     set($(".st-count"), s ? say("step.of", { k: k + 1, n: run.steps.length }) : "");
     const read = s ? reading(s) : "";
@@ -654,9 +656,12 @@ function mountStage(root, options) {
       b.firstChild.style.transform = `scaleX(${has ? part(s, name, t).toFixed(3) : 0})`;
     });
   }
+  let lineBox = { width: 0, height: 0 };
+  new ResizeObserver(([e]) => { lineBox = e.contentRect; tell.line = ""; paint(); }).observe($(".st-line"));
   function timeline() {
-    const c = $(".st-line canvas"), r = c.getBoundingClientRect(), dpr = Math.min(2, devicePixelRatio || 1);
-    c.width = Math.max(1, Math.round(r.width * dpr)); c.height = Math.max(1, Math.round(r.height * dpr));
+    const c = $(".st-line canvas"), r = lineBox, dpr = Math.min(2, devicePixelRatio || 1);
+    const wide = Math.max(1, Math.round(r.width * dpr)), high = Math.max(1, Math.round(r.height * dpr));
+    if (c.width !== wide || c.height !== high) { c.width = wide; c.height = high; } else c.getContext("2d").clearRect(0, 0, wide, high);
     const pen = canvasPen(c.getContext("2d")); c.getContext("2d").setTransform(dpr, 0, 0, dpr, 0, 0);
     const range = $(".st-range"), steps = run?.steps ?? [], n = steps.length;
     range.max = String(Math.max(1, n)); range.value = String(k + 1); range.disabled = !n;
@@ -672,14 +677,17 @@ function mountStage(root, options) {
       if (i === k) pen.rect(X - 1, r.height - 2, w + 2, 2, 1, { fill: ink.ink });
     });
   }
+  const deepest = (s) => Math.max(...s.depth.slice(0, s.nodes)); // of the tree that was verified; more levels may have been drafted
   function aloud(s) {
     const bonus = visible(s.bonus[1]), n = s.n;
     if (s.nodes === 1) return say("summary.root", { k: n, bonus });
     const taken = s.a.slice(1).map((i) => visible(s.x[i]));
-    return say("summary", { k: n, n: s.nodes, d: score(s).levels, path: taken.length ? say("summary.path", { n: taken.length, tokens: taken.join(" ") }) : say("summary.nopath"), bonus });
+    return say("summary", { k: n, n: s.nodes, d: deepest(s), path: taken.length ? say("summary.path", { n: taken.length, tokens: taken.join(" ") }) : say("summary.nopath"), bonus });
   }
 
   /* ---------------------------------------------------------------- the answer */
+  let stuck = true; // the reader is at the end of the conversation, and stays there
+  $(".st-chat").addEventListener("scroll", (e) => { const c = e.currentTarget; stuck = c.scrollHeight - c.scrollTop - c.clientHeight < 40; }, { passive: true });
   const element = (tag, className, text) => { const node = document.createElement(tag); if (className) node.className = className; if (text !== undefined) node.textContent = text; return node; };
   function appendText(r) {
     const chat = $(".st-chat");
@@ -699,14 +707,13 @@ function mountStage(root, options) {
     set(ask.firstChild, r.ask !== undefined && r.ask !== null ? say("you") : say("untitled"));
     const asked = prose(r.ask ?? r.start?.prompt ?? "");
     if (ask.lastChild.data !== asked) ask.lastChild.data = asked;
-    const low = chat.scrollHeight - chat.scrollTop - chat.clientHeight < 40;
     for (; r.at.has(r.told); r.told++) {
       const e = r.at.get(r.told);
       if (e.kind === "finish") { if (e.text) write(r, e.text, "plain", r.told, -1); continue; }
       e.text.forEach((text, i) => { if (text) write(r, text, e.kind === "start" ? "plain" : i < e.a.length - 1 ? "draft" : "bonus", e.n, i); });
     }
     footer(r);
-    if (low && follow) chat.scrollTop = chat.scrollHeight;
+    if (stuck && follow) chat.scrollTop = 1e9;
   }
   function write(r, text, origin, n, i) {
     const span = element("span", "tok " + origin, prose(text));
@@ -725,18 +732,31 @@ function mountStage(root, options) {
     const text = JSON.stringify([list, r.verdict, language, r.start?.note]);
     if (r.footText === text) return;
     r.footText = text;
-    r.foot.replaceChildren(...list.filter((x) => x.length).map(([x, name]) => { const span = element("span", name ? "defined" : "", x); if (name) { span.title = say("define." + name); span.tabIndex = 0; } return span; }));
-    if (r.verdict) {
-      if (r.verdict.speedup) { const x = element("span", "defined", say("foot.speedup", { x: r.verdict.speedup.toFixed(2) })); x.title = say("define.speedup"); x.tabIndex = 0; r.foot.append(x); }
-      const v = element(r.verdict.at ? "button" : "span", r.verdict.verdict, say("verdict." + r.verdict.key, readable(r.verdict)));
-      if (r.verdict.at) { // a click goes to the step in which the answers part
-        v.type = "button";
-        if (r.verdict.best?.length) v.title = say("verdict.best") + ": " + r.verdict.best.map(([id, text, logit]) => `“${visible(text)}” ${logit}`).join(", ");
-        v.addEventListener("click", () => { let n = r.start.ids.length; stageRun(r); jump(Math.max(0, r.steps.findIndex((s) => (n += s.ids.length) >= r.verdict.at))); });
-      }
-      r.foot.append(v);
+    const defined = (words, name) => ({ words, look: "defined", title: say("define." + name) });
+    const items = list.filter((x) => x.length).map(([x, name]) => (name ? defined(x, name) : { words: x }));
+    const v = r.verdict;
+    if (v) {
+      if (v.speedup) items.push(defined(say("foot.speedup", { x: v.speedup.toFixed(2) }), "speedup"));
+      const best = v.at && v.best?.length ? say("verdict.best") + ": " + v.best.map(([, text, logit]) => `“${visible(text)}” ${logit}`).join(", ") : "";
+      items.push({ words: say("verdict." + v.key, readable(v)), look: v.verdict, title: best, go: !!v.at });
     }
-    if (r.start?.note) r.foot.append(element("span", "", r.start.note));
+    if (r.start?.note) items.push({ words: r.start.note });
+    items.forEach((item, i) => { // the elements that are there take the new words
+      const tag = item.go ? "BUTTON" : "SPAN";
+      let n = r.foot.children[i];
+      if (n?.tagName !== tag) {
+        const fresh = element(tag.toLowerCase());
+        if (item.go) { // a click goes to the step in which the answers part
+          fresh.type = "button";
+          fresh.addEventListener("click", () => { let n = r.start.ids.length; stageRun(r); jump(Math.max(0, r.steps.findIndex((s) => (n += s.ids.length) >= r.verdict.at))); });
+        }
+        if (n) n.replaceWith(fresh); else r.foot.append(fresh);
+        n = fresh;
+      }
+      set(n, item.words); n.className = item.look ?? ""; n.title = item.title ?? "";
+      if (item.look === "defined") { n.tabIndex = 0; n.dataset.define = item.title; } else { n.removeAttribute("tabindex"); delete n.dataset.define; }
+    });
+    while (r.foot.children.length > items.length) r.foot.lastChild.remove();
   }
   function reveal(s) { // tokens after the moment on stage are shown, but not yet as text
     if (!run?.spans.length) return;
@@ -858,11 +878,12 @@ function mountStage(root, options) {
   }
   function lanes() {
     const both = [run, run.plain].map((r) => ((r.story ??= []).length === r.steps.length + 1 ? r.story : (r.story = [...story(r)])));
-    const end = Math.max(...both.map((x) => x.at(-1)[0])), most = Math.max(...both.map((x) => x.at(-1)[1]));
+    const ends = both.map((x) => x.at(-1)[0]), end = Math.max(...ends), most = Math.max(...both.map((x) => x.at(-1)[1]));
     root.querySelectorAll(".st-lane").forEach((lane, i) => {
-      const now = both[i].findLast((x) => x[0] <= Math.min(raceAt, end)) ?? [0, 0, ""];
+      const told = (ms) => both[i].findLast((x) => x[0] <= ms) ?? [0, 0, ""], now = told(Math.min(raceAt, end));
+      const length = raceAt === Infinity ? told(Math.min(...ends))[1] : now[1]; // at rest the bars stand where the first one was done
       set(lane.querySelector("b"), say("method." + [run, run.plain][i].start.method));
-      lane.querySelector("i").style.transform = `scaleX(${now[1] / most})`;
+      lane.querySelector("i").style.transform = `scaleX(${length / most})`;
       set(lane.querySelector("span"), say("truth.tokens", { n: now[1], s: (now[0] / 1000).toFixed(2) }));
       set(lane.querySelector("p"), prose(now[2]));
     });
