@@ -93,6 +93,13 @@ class LiveCache(Cache):
         """Commit the first `count` appended rows where they are: what a prefill or a straight path needs."""
         self.length += count
 
+    def rows(self, end: int) -> list[Tensor] | None:
+        """Each layer's keys and values, whole, with room for rows up to `end`; None before the first forward."""
+        assert end <= self.capacity, f"cache of {self.capacity} rows asked to hold {end}"
+        if not all(layer.is_initialized for layer in self.layers):
+            return None
+        return [rows for layer in self.layers for rows in (layer.keys, layer.values)]
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""

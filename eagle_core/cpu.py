@@ -8,6 +8,7 @@ attention first copies every key and value once for each query head that shares 
                     read the same rows (queries, keys and values; gate and up) in one product
     attention       grouped queries read shared keys where they are, also under a tree mask
     norms           one fused kernel
+    the whole       recorded once and replayed, without Python and its module calls between the operators
 
 Nothing of a model's code is replaced: linear layers and norms get another `forward`, attention is registered with
 transformers' attention interface. Each part is kept only if it computes what the plain one does, to float32
@@ -18,18 +19,21 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging
 
 __all__ = ["GROUPED", "FastPath", "choose_threads"]
 
@@ -48,11 +52,16 @@ class FastPath:
     Attributes:
         report: what was done, for people: `linear` (how products are computed), `packed` and `norms` (layers), and
             `trial_ms`, what decided: least times over the rows of the trial, plain and packed.
+        on: whether it is switched on.
+        replay: the recorded forward, once `record` was called and it agrees.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._forwards: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+        self._packs: list[_Pack] = []
+        self.replay: Replay | None = None
+        self.on = False
         self.report: dict[str, Any] = {"linear": "plain", "packed": 0, "norms": 0}
         self._pack_linears(_groups(model))
         self._fuse_norms([m for m in model.modules() if type(m).__name__.endswith("RMSNorm") and _plain(m)])
@@ -73,6 +82,7 @@ class FastPath:
         for pack in [*packs, *_pack(groups[len(sample) :])]:
             forwards = pack.forwards()
             if all(_agree(m.forward, f, m.in_features) for m, f in zip(pack.modules, forwards, strict=True)):
+                self._packs.append(pack)
                 self._forwards += zip(pack.modules, forwards, strict=True)
                 self.report["packed"] += len(forwards)
 
@@ -86,13 +96,22 @@ class FastPath:
                 self._forwards.append((module, fused))
                 self.report["norms"] += 1
 
+    def record(self, num_layers: int) -> None:
+        """Record the forward of a causal LM whose layers all take one mask; `replay` is left None where that fails."""
+        if not self._attention:
+            return
+        self.replay = _record(self._model, num_layers, self._packs)
+        self.report["recorded"] = self.replay is not None
+
     def enable(self) -> None:
+        self.on = True
         for module, forward in self._forwards:
             module.forward = forward
         if self._attention:
             self._model.set_attn_implementation(GROUPED)  # type: ignore[operator]
 
     def disable(self) -> None:
+        self.on = False
         for module, _ in self._forwards:
             vars(module).pop("forward", None)
         if self._attention:
@@ -156,6 +175,16 @@ def _groups(model: nn.Module) -> list[list[nn.Linear]]:
     return groups
 
 
+@cache
+def _product() -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """The product for recordings: a script, which takes the number of rows from its input."""
+    source = """
+def product(x: Tensor, packed: Tensor, shape: Tensor, bias: Optional[Tensor]) -> Tensor:
+    return torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.numel() // x.size(-1))
+"""
+    return torch.jit.CompilationUnit(source).product
+
+
 class _Pack:
     """Linear layers over the same input, their weights packed as one matrix."""
 
@@ -165,15 +194,17 @@ class _Pack:
         weight = weights[0] if len(modules) == 1 else torch.cat(weights)
         biases = [m.bias.detach() for m in modules if m.bias is not None]
         self._bias = torch.cat(biases) if biases else None
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACK_ROWS)
-        self._shape = weight.new_zeros(1).expand(weight.shape)  # all that the operator reads of the plain weights
-        self._product = torch.ops.mkl._mkl_linear.default
+        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACK_ROWS)
+        self.shape = weight.new_zeros(1).expand(weight.shape)  # all that the operator reads of the plain weights
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
     def product(self, x: Tensor) -> Tensor:
         """x: [..., in]. Returns [..., the sum of all out]."""
-        return self._product(x, self._packed, self._shape, self._bias, x.numel() // x.shape[-1])
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return _product()(x, self.packed, self.shape, self._bias)
+        rows = x.numel() // x.shape[-1]
+        return torch.ops.mkl._mkl_linear.default(x, self.packed, self.shape, self._bias, rows)
 
     def forwards(self) -> list[Callable[[Tensor], Tensor]]:
         """One for each module."""
@@ -281,13 +312,114 @@ def _grouped_attention(
         dropout_p=dropout,
         scale=scaling,
         is_causal=bool(causal) and attention_mask is None and query.shape[2] > 1,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=bool(query.shape[1] != key.shape[1]),
     )
     return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(GROUPED, _grouped_attention)
 AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+# ---------------------------------------------------------------------------------------------------- recording
+
+
+class Replay(Protocol):
+    """A model's forward over T rows behind a cache's, without Python between its operators."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, *rows: Tensor) -> list[Tensor]:
+        """tokens, positions: [1, T]; mask: [1, 1, T, L + T] bool; slots: [T], where the cache takes the new rows;
+        rows: each layer's keys and values, [1, kv_heads, capacity, head_dim], which are written to.
+        Returns logits [1, T, V], then the state at every boundary, 0 to the number of layers, [1, T, H]; the last
+        one is after the final norm."""
+
+
+class _RecordedLayer(CacheLayerMixin):
+    """Rows that came as arguments of the recorded forward."""
+
+    is_sliding = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("a recorded forward brings its rows")
+
+    def place(self, keys: Tensor, values: Tensor, slots: Tensor, end: Any) -> None:
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._slots, self._end = slots, end
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        self.keys.index_copy_(2, self._slots, key_states)
+        self.values.index_copy_(2, self._slots, value_states)
+        return self.keys[:, :, : self._end], self.values[:, :, : self._end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0  # the mask is given
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return 0
+
+
+class _Forward(nn.Module):
+    """What is recorded. Lengths are read off the mask, so that the recording holds for all of them."""
+
+    def __init__(self, model: nn.Module, num_layers: int, packs: list[_Pack]) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = [_RecordedLayer() for _ in range(num_layers)]
+        for i, pack in enumerate(packs):  # packed weights cannot be constants of a recording
+            self.register_buffer(f"packed_{i}", pack.packed, persistent=False)
+            self.register_buffer(f"shape_{i}", pack.shape, persistent=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, *rows: Tensor) -> list[Tensor]:
+        for i, layer in enumerate(self.layers):
+            layer.place(rows[2 * i], rows[2 * i + 1], slots, mask.shape[-1])
+        out = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=Cache(layers=self.layers),
+            use_cache=True,
+            output_hidden_states=True,
+        )
+        return [out.logits, *out.hidden_states]
+
+
+@torch.inference_mode()
+def _record(model: nn.Module, num_layers: int, packs: list[_Pack]) -> Replay | None:
+    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    forward = _Forward(model, num_layers, packs)
+
+    def example(count: int, length: int, capacity: int) -> tuple[Tensor, ...]:
+        """Rows that see every second one before them, and themselves."""
+        at = torch.arange(length + count)
+        slots = at[length:]
+        seen = (at <= slots[:, None]) & (at % 2 == 1) | (at == slots[:, None])
+        tokens = torch.arange(7, 7 + count) % config.vocab_size
+        rows = torch.linspace(-9, 9, 2 * num_layers * heads * capacity * width).sin()
+        return tokens[None], slots[None], seen[None, None], slots, *rows.view(-1, 1, heads, capacity, width).clone()
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # tracing reads every attribute of the model, some of which warn when they are read
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tracing warns of every Python branch of the model: it is checked below
+            replay = torch.jit.trace(forward, example(2, 5, 16), check_trace=False)
+        for count, length, capacity in ((1, 40, 64), (12, 7, 24)):
+            given = example(count, length, capacity)
+            again = example(count, length, capacity)
+            for a, b in zip([*forward(*given), *given[4:]], [*replay(*again), *again[4:]], strict=True):
+                if a.shape != b.shape or not (a - b).abs().max() <= _ROUNDING * (1 + a.abs().max()):
+                    return None
+    except Exception:  # code of other people, recorded in a way it was not written for: then it is not
+        return None
+    finally:
+        logging.set_verbosity(verbosity)
+    return replay
 
 
 # ------------------------------------------------------------------------------------------------------ threads

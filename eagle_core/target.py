@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_core.cache import LiveCache
-from eagle_core.cpu import GROUPED, FastPath, choose_threads
+from eagle_core.cpu import GROUPED, FastPath, Replay, choose_threads
 from eagle_core.errors import UnsupportedTarget
 from eagle_core.heads import POST_NORM
 from eagle_core.tree import DraftTree, ancestor_mask
@@ -170,6 +170,11 @@ class Target:
             logits [keep or T, V] float32 and features [T, len(capture) · H] in the model's dtype.
         """
         n = self.num_layers
+        replay = self.fast.replay if self.fast is not None and self.fast.on else None
+        if replay is not None and keep == 0 and n not in capture:
+            rows = cache.rows(cache.length + len(tokens))
+            if rows is not None:
+                return self._replay(replay, rows, cache.length, tokens, positions, visible, capture)
         wanted = sorted({n if j == POST_NORM else j for j in capture if j != n})
         last_raw: list[Tensor] = []
         hook = None
@@ -195,6 +200,26 @@ class Target:
         features = torch.cat([p[0].to(self.device) for p in parts], -1) if parts else tokens.new_empty(len(tokens), 0)
         return out.logits[0].float(), features
 
+    def _replay(
+        self,
+        replay: Replay,
+        rows: list[Tensor],
+        length: int,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor | None,
+        capture: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` by the recording, over the rows of a cache."""
+        slots = torch.arange(length, length + len(tokens))
+        if visible is None:
+            visible = torch.arange(length + len(tokens)) <= slots[:, None]
+        mask = self._mask(visible, positions, length)
+        assert isinstance(mask, Tensor)
+        logits, *states = replay(tokens[None], positions[None], mask, slots, *rows)
+        parts = [states[j][0] for j in capture]  # the state after the norm, `POST_NORM`, is the last
+        return logits[0], torch.cat(parts, -1) if parts else tokens.new_empty(len(tokens), 0)
+
     def _mask(self, visible: Tensor, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """The model's own form of a visibility table: 4-D, windowed where a layer is, additive for "eager"."""
         masks = {}
@@ -214,6 +239,8 @@ class Target:
     def quicken(self, threads: int = 0) -> None:
         """Take the CPU path, and the number of threads that reads fastest, unless `threads` says how many."""
         self.fast = FastPath(self.model)
+        if len(self._layer_kinds) == 1:
+            self.fast.record(self.num_layers)
         if threads:
             torch.set_num_threads(threads)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,10 +35,15 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_trial", lambda groups, packs: {"plain": 2.0, "packed": 1.0})
 
 
-def fast_target(family: str = "llama") -> Target:
+def new_target(family: str = "llama") -> Target:
     target = Target(deepcopy(tiny_model(family)), name=f"fast-{family}")
-    target.quicken(threads=torch.get_num_threads())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_trial", lambda groups, packs: {"plain": 2.0, "packed": 1.0})
+        target.quicken(threads=torch.get_num_threads())
     return target
+
+
+fast_target = cache(new_target)
 
 
 def ids_of(target: Target, drafter: Any, method: str, **how: Any) -> list[int]:
@@ -47,7 +53,7 @@ def ids_of(target: Target, drafter: Any, method: str, **how: Any) -> list[int]:
 
 @packs
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_answers_the_same(family: str, packing_pays: None) -> None:
+def test_every_family_answers_the_same(family: str) -> None:
     target = fast_target(family)
     assert target.fast is not None
     report = target.fast.report
@@ -66,7 +72,7 @@ def test_every_family_answers_the_same(family: str, packing_pays: None) -> None:
 
 @packs
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_draws_the_same(method: str, packing_pays: None) -> None:
+def test_every_method_draws_the_same(method: str) -> None:
     target = fast_target()
     drafter = drafter_for(method, target)
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
@@ -77,7 +83,7 @@ def test_every_method_draws_the_same(method: str, packing_pays: None) -> None:
 
 
 @packs
-def test_logits_and_states_differ_by_rounding(packing_pays: None) -> None:
+def test_logits_and_states_differ_by_rounding() -> None:
     target = fast_target("qwen2")  # with biases
     parents = torch.tensor([-1, 0, 0, 1, 2, 2])
     one = torch.ones(6)
@@ -182,3 +188,50 @@ def test_threads_follow_the_measurement_and_the_environment(monkeypatch: pytest.
         assert choose_threads(lambda: pytest.fail("nothing is measured where the user has chosen")) == 4
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "mixtral"])
+def test_a_recorded_forward_holds_for_every_length(family: str) -> None:
+    target = fast_target(family)
+    assert target.fast is not None and target.fast.replay is not None and target.fast.report["recorded"]
+    capture = (0, 1, 3, POST_NORM)
+    for length, capacity in ((1, 20), (30, 300), (70, 80)):
+        prompt = torch.arange(length) % VOCAB
+        for nodes in (1, 2, 7):
+            parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3][:nodes])
+            one = torch.ones(nodes)
+            tree = DraftTree(torch.arange(nodes) * 5, parents, ancestor_mask(parents, 3), one, one, 3)
+            found = []
+            for recorded in (True, False):
+                replay, target.fast.replay = target.fast.replay, target.fast.replay if recorded else None
+                session = target.session(capacity, capture)
+                session.prefill(prompt)
+                found.append((*session.verify(tree), *session.cache.rows(length + nodes)))  # type: ignore[misc]
+                session.commit(torch.arange(nodes), 1, straight=True)
+                found[-1] += session.verify(tree)  # type: ignore[operator]
+                target.fast.replay = replay
+            for a, b in zip(*found, strict=True):
+                live = a.shape[2] if a.dim() == 4 else None
+                a, b = (a, b) if live is None else (a[:, :, : length + nodes], b[:, :, : length + nodes])
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_cannot_be_recorded_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = cpu._Forward.forward
+    calls = iter(range(100))
+
+    def unlike(self: Any, *given: torch.Tensor) -> list[torch.Tensor]:
+        logits, *states = forward(self, *given)
+        return [logits + next(calls), *states]  # differs from call to call, as something data-dependent would
+
+    monkeypatch.setattr(cpu._Forward, "forward", unlike)
+    target = new_target()
+    assert target.fast is not None and target.fast.replay is None and not target.fast.report["recorded"]
+    monkeypatch.setattr(cpu._Forward, "forward", lambda self, *given: [][1])
+    assert new_target().fast.replay is None  # type: ignore[union-attr]
+    assert ids_of(target, Vanilla(), "vanilla") == greedy(tiny_model("llama"), PROMPT, 20)
+
+
+def test_mixed_layer_kinds_are_not_recorded() -> None:
+    target = fast_target("gemma3_text")  # two masks
+    assert target.fast is not None and target.fast.replay is None
