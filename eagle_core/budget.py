@@ -1,37 +1,52 @@
-"""`total_token = -1`: how large a tree pays on this machine.
+"""`total_token = -1`: how large a tree pays on this machine, and whether drafting pays at all.
 
 The drafter's values are probabilities that a node is accepted, so a tree is expected to emit one token (the bonus)
 plus the sum of its nodes' values. What that costs is measured once for a pair: a target forward over N rows, a
-drafter forward. Each step then takes the N that gives the most tokens for its time, and drafting stops at the level
-that can no longer pay:
+drafter's extend, a drafted level. Each step then takes the N that gives the most tokens for its time, and drafting
+stops at the level that can no longer pay:
 
     nodes by value   .62  .41  .30  .11  .05 …          expected tokens   1  1.62  2.03  2.33  2.44 …
     forward over N   38   48   55   58   70  ms         per second        →  keep the N where the ratio peaks
 
-Given the measured costs, which are part of the trace, the choice is a function of the values alone.
+What an answer teaches is remembered (`Pace`): how values of each depth turn out, and what drafting has brought. Where
+it did not pay for a while the drafter rests and the answer goes on plainly, with a trial now and then.
+
+Given the measured costs, which are part of the trace, all of it is a function of the answer so far.
 Source: the reference implementation times five tree sizes at load and keeps one; here every step chooses.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eagle_core.drafters import Drafter
+    from eagle_core.drafters import Drafter, Feedback
     from eagle_core.target import Target
 
-__all__ = ["AUTO_LIMIT", "Costs", "best_size", "measure_costs", "next_level_pays"]
+__all__ = ["AUTO_LIMIT", "Costs", "Pace", "best_size", "measure_costs", "next_level_pays"]
 
 AUTO_LIMIT = 64
 """The largest tree that −1 considers."""
 
-_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+_ROWS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 _CONTEXT = 192  # committed tokens while measuring
-_REPEATS = 5
+_ROUNDS = 4  # the least of so many counts: whatever else a machine does only adds
+_PAIRS = 2  # newly committed pairs of a measured extend: about what a step accepts
+
+_PRIOR = 32.0  # tokens of each depth that the drafter's own word is worth beside what happened
+_FADES = 0.85  # what a level not seen yet hands down, beside the level above it
+_SCALE = (0.5, 1.5)  # no correction goes further
+_MEMORY = 0.95  # weight of what drafting brought, one drafted step later
+_WARM = 8  # drafted steps before it is judged
+_LOSS = 0.96  # of the speed without it: what drafting may cost, as estimates are noisy and things change
+_SURE = 0.9  # first value of a lookup beside which a drafter has little to add
+_PATIENCE = (3, 48)  # steps of rest before a trial: at first, and where trials keep failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +56,9 @@ class Costs:
     Attributes:
         rows: sizes of a target forward, ascending, the first is 1.
         verify_ms: what each took, never decreasing.
-        extend_ms: the drafter's forward over newly committed pairs; 0 for a method without a network.
-        level_ms: the drafter's forward over one level.
+        extend_ms: drafting one level: the drafter's forward over newly committed pairs, and choosing; 0 for a method
+            without a network.
+        level_ms: one level more.
     """
 
     rows: tuple[int, ...]
@@ -85,25 +101,107 @@ def best_size(values: Sequence[float], costs: Costs, drafted_ms: float) -> tuple
 
 
 def next_level_pays(
-    values: Sequence[float], beam: Sequence[float], share: float, costs: Costs, drafted_ms: float
+    values: Sequence[float], beam: Sequence[float], hands_down: Sequence[float], costs: Costs, drafted_ms: float
 ) -> bool:
     """Whether one more drafter forward is expected to raise the rate.
-
-    The next level is guessed to hand down the share of its parents' value that the last level did; each of its best
-    children then competes with the nodes at hand.
 
     Args:
         values: of all nodes drafted so far, best first.
         beam: of the nodes that would be expanded.
-        share: value of the last level's beam over value of its parents, at most 1.
+        hands_down: the shares of its value that such a node is expected to give to its best child, its second …
         costs, drafted_ms: as in `best_size`.
     """
-    grown = sorted([*values, *(v * share for v in beam)], reverse=True)
+    grown = sorted([*values, *(v * share for v in beam for share in hands_down)], reverse=True)
     return best_size(grown, costs, drafted_ms + costs.level_ms)[1] > best_size(values, costs, drafted_ms)[1]
 
 
+class Pace:
+    """What one answer has taught about its drafts.
+
+    A drafter asks `asks` before it drafts, tells `saw` what it drafted, and `learn`s at the next step what came of it.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._expected: dict[int, float] = {}  # by depth: sum of the values drafted there
+        self._reached: dict[int, int] = {}  # by depth: nodes accepted there
+        self._levels: dict[int, tuple[int, list[float]]] = {}  # by depth: how often seen, and the mean shares
+        self._weight = self._gained = self._paid = 0.0
+        self._drafted = self._rested = 0
+        self._patience = _PATIENCE[0]
+
+    def learn(self, feedback: Feedback) -> None:
+        """What became of the last tree. Reads its values: for a drafter on a CPU."""
+        tree = feedback.tree
+        if tree is None:
+            return
+        for depth, value in zip(tree.depth.tolist()[1:], tree.value.tolist()[1:], strict=True):
+            self._expected[depth] = self._expected.get(depth, 0.0) + value
+        for depth in range(1, len(feedback.tokens)):
+            self._reached[depth] = self._reached.get(depth, 0) + 1
+
+    def scale(self, depth: int) -> float:
+        """What a value of this depth has to be multiplied by, as far as this answer tells."""
+        right = (_PRIOR + self._reached.get(depth, 0)) / (_PRIOR + self._expected.get(depth, 0.0))
+        return min(max(right, _SCALE[0]), _SCALE[1])
+
+    def level(self, depth: int, shares: Sequence[float]) -> None:
+        """A level was drafted: the mean shares of their value that its parents gave to their best child, second …"""
+        seen, mean = self._levels.get(depth, (0, list(shares)))
+        self._levels[depth] = seen + 1, [m + (s - m) / (seen + 1) for m, s in zip(mean, shares, strict=True)]
+
+    def hands_down(self, depth: int) -> list[float]:
+        """The shares that nodes are expected to give to their children of this `depth`."""
+        known = max(d for d in self._levels if d <= depth)
+        return [share * _FADES ** (depth - known) for share in self._levels[known][1]]
+
+    def asks(self, free: Sequence[float] = ()) -> bool:
+        """Whether to run the drafter, or to do with what is known without it.
+
+        The last drafted steps say how many tokens it adds to those known without it, and what that takes. It is asked
+        if the step is expected to gain speed by that; if not, still after some steps of rest, for things change. Where
+        a lookup is nearly sure, the drafter can only add what it would where that fails.
+
+        Args:
+            free: values of a looked-up chain.
+        """
+        size, rate = best_size(free, self.costs, 0.0)
+        tokens = 1 + sum(free[: size - 1])
+        ms = tokens / rate
+        wrong = 1 - free[0] if free and free[0] >= _SURE else 1.0
+        gained, paid = (total / max(self._weight, 1.0) for total in (self._gained, self._paid))
+        warm = self._drafted < _WARM
+        if warm or (tokens + wrong * gained) / (ms + paid) > _LOSS * rate or self._rested >= self._patience:
+            self._rested = 0
+            return True
+        self._rested += 1
+        return False
+
+    def saw(self, values: Sequence[float], drafted_ms: float, free: Sequence[float] = ()) -> None:
+        """What a drafted tree promises.
+
+        Args:
+            values: of its nodes, the root left out, corrected by `scale`.
+            drafted_ms: what drafting it took.
+            free: as in `asks`.
+        """
+        size, rate = best_size(free, self.costs, 0.0)
+        tokens = 1 + sum(free[: size - 1])
+        paid = drafted_ms + self.costs.verify(len(values) + 1) - tokens / rate
+        if (1 + sum(values)) / (drafted_ms + self.costs.verify(len(values) + 1)) > rate:
+            self._patience = _PATIENCE[0]
+        else:
+            self._patience = min(self._patience * 2, _PATIENCE[1])
+        if free and free[0] >= _SURE:
+            return
+        self._drafted += 1
+        self._weight = _MEMORY * self._weight + 1
+        self._gained = _MEMORY * self._gained + 1 + sum(values) - tokens
+        self._paid = _MEMORY * self._paid + paid
+
+
 def measure_costs(target: Target, drafter: Drafter) -> Costs:
-    """Time this pair: medians of a few forwards each, a second or two on a laptop. Raises `EngineBusy` like `generate`.
+    """Time this pair: a few forwards each, a second or two on a laptop. Raises `EngineBusy` like `generate`.
 
     The measurement borrows the target's lock, so that nothing else runs on it meanwhile.
     """
@@ -118,6 +216,8 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
         raise EngineBusy(f"{target.name} is giving an answer; its costs can be measured after it")
     try:
         with torch.inference_mode():
+            deep = 3  # levels of the deeper draft
+            drafts = 2 * _ROUNDS
             context = max(min(_CONTEXT, target.context // 2, drafter.context // 2), 1)
             ids = [(37 * i + 11) % target.vocab_size for i in range(context + AUTO_LIMIT)]
             tokens = torch.tensor(ids).to(target.device)
@@ -125,35 +225,46 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
             _, features = session.prefill(tokens[:context])
             wait = torch.cuda.synchronize if target.device.type == "cuda" else (lambda: None)
 
-            def timed(work: object) -> float:
-                times = []
-                for _ in range(_REPEATS):
-                    wait()
-                    began = time.perf_counter()
-                    work()  # type: ignore[operator]
-                    wait()
-                    times.append((time.perf_counter() - began) * 1e3)
-                return sorted(times)[_REPEATS // 2]
+            def timed(work: Callable[[], object]) -> float:
+                wait()
+                began = time.perf_counter()
+                work()
+                wait()
+                return (time.perf_counter() - began) * 1e3
 
             room = min(AUTO_LIMIT, target.context - context - 1)
             rows = tuple(n for n in _ROWS if n <= room)
             trees = {n: path_tree(tokens[:n], torch.ones(n, device=target.device)) for n in rows}
-            verify = [timed(lambda n=n: session.verify(trees[n])) for n in rows]
-            for i in range(1, len(verify)):
-                verify[i] = max(verify[i], verify[i - 1])
+            least = dict.fromkeys(rows, math.inf)
+            for _ in range(_ROUNDS):  # sizes in turn, so that a slow moment does not fall on one of them
+                for n in rows:
+                    least[n] = min(least[n], timed(lambda n=n: session.verify(trees[n])))  # type: ignore[misc]
+            verify = _rising(list(least.values()))
 
-            feedback = Feedback(ids[: context + 1], tokens[:context], features, tokens[context : context + 1])
-            drafted = []
-            for depth in (1, 3) if drafter.context > context + 3 else ():
-                budget = TreeSettings(total_token=16, depth=depth)
-
-                def draft(budget: TreeSettings = budget) -> None:
-                    drafter.reset(context + AUTO_LIMIT, budget, Sampling())
-                    drafter.propose(feedback, budget)
-
-                drafted.append(timed(draft))
+            drafted = {1: math.inf, deep: math.inf}
+            if drafter.context > context + _PAIRS * drafts + deep:
+                budgets = {depth: TreeSettings(total_token=16, depth=depth) for depth in drafted}
+                drafter.reset(context + AUTO_LIMIT, budgets[deep], Sampling())
+                at = context
+                drafter.propose(Feedback(ids[: at + 1], tokens[:at], features, tokens[at, None]), budgets[1])
+                for depth in [*drafted] * _ROUNDS:
+                    told = slice(at, at + _PAIRS)
+                    at += _PAIRS
+                    rows_told = features[-1:].expand(_PAIRS, -1)
+                    feedback = Feedback(ids[: at + 1], tokens[told], rows_told, tokens[at, None])
+                    ms = timed(lambda f=feedback, d=depth: drafter.propose(f, budgets[d]))  # type: ignore[misc]
+                    drafted[depth] = min(drafted[depth], ms)
+            else:
+                drafted = dict.fromkeys(drafted, 0.0)
             target.release(session)
     finally:
         target.lock.release()
-    level = max((drafted[1] - drafted[0]) / 2, 0.0) if drafted else 0.0
-    return Costs(rows, tuple(round(ms, 3) for ms in verify), round(level, 3), round(level, 3))
+    level = max((drafted[deep] - drafted[1]) / (deep - 1), 0.0)
+    return Costs(rows, tuple(round(ms, 3) for ms in verify), round(drafted[1], 3), round(level, 3))
+
+
+def _rising(times: Sequence[float]) -> list[float]:
+    """Times of growing work as they must be, never falling: the middle of the tightest bounds from either side."""
+    above = list(accumulate(times, max))
+    below = list(accumulate(reversed(times), min))[::-1]
+    return [(a + b) / 2 for a, b in zip(above, below, strict=True)]

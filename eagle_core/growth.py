@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from eagle_core.budget import best_size, next_level_pays
+from eagle_core.budget import Pace, best_size, next_level_pays
 from eagle_core.drafters.base import MAX_NODES, TreeSettings
 from eagle_core.errors import InvalidRequest
 from eagle_core.tree import BOTH, HEAD, LOOKUP, Candidates, DraftTree, ancestor_mask, root_tree
@@ -121,7 +121,13 @@ class _Level(NamedTuple):
     beam: Tensor
 
 
-def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings, graft: Graft | None = None) -> DraftTree:
+def grow_dynamic(
+    expand: Expand,
+    root: Tensor,
+    settings: TreeSettings,
+    graft: Graft | None = None,
+    pace: Pace | None = None,
+) -> DraftTree:
     """EAGLE-2's tree (EAGLE-3 grows the same one), with a looked-up chain grafted on if there is one.
 
     Args:
@@ -130,6 +136,7 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings, graft: Gr
         settings: `total_token`, `depth` (of what the drafter drafts), `top_k`, `expand_by`, `rerank`. Without rerank
             the beam is the tree, so of the chain only what the beam took up.
         graft: what a lookup found; it may reach deeper than `depth`.
+        pace: what the answer has taught about its drafts, where `total_token` −1 decides by it.
 
     Returns:
         A tree of min(total_token, candidates + 1) nodes, with all candidates. Where a chain was grafted it may lack a
@@ -144,12 +151,16 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings, graft: Gr
     above_value = torch.zeros(1, device=device)
     chain = 0 if graft is None else len(graft)
     tip, tip_value = above, above_value  # [1], the candidate of the chain's last token
-    costs = settings.auto if device.type == "cpu" else None  # elsewhere, looking at values would stall the device
+    if pace is None and settings.auto is not None and device.type == "cpu":  # elsewhere, looking at values would stall
+        pace = Pace(settings.auto)
     for d in range(1, depth + 1):
         top, token = _likeliest(logp, k)
         if expand.to_target is not None:
             token = expand.to_target[token]
         parent_row = torch.arange(len(above), device=device).repeat_interleave(k)
+        if pace is not None:
+            weight = above_value.exp()
+            pace.level(d, ((weight[:, None] * top.exp()).sum(0) / weight.sum().clamp_min(1e-9)).tolist())
         tokens, parents, source = token.flatten(), above[parent_row], torch.full_like(parent_row, HEAD)
         if graft is not None and d <= chain:
             parent = above == tip
@@ -176,15 +187,15 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings, graft: Gr
         beam = _ranked(rank)[:k]
         in_beam = torch.zeros_like(void).index_fill_(0, beam, True)
         levels.append(_Level(tokens, parents, torch.full_like(parents, d), confidence, value, source, void, in_beam))
-        if costs is not None and d < depth:
-            worth = value[beam].exp()
-            share = min(worth.sum().item() / max(above_value.exp().sum().item(), 1e-9), 1.0)
-            known = [level.value[~level.void] for level in levels]
+        if pace is not None and d < depth:
+            worth = value[beam].exp() * pace.scale(d + 1)
+            known = [level.value[~level.void].exp() * pace.scale(i) for i, level in enumerate(levels, 1)]
             if graft is not None and d <= chain:  # what the chain goes on with is there without another forward
-                known.append(tip_value + graft.alone[d:].cumsum(0))
+                known.append((tip_value + graft.alone[d:].cumsum(0)).exp())
                 worth = torch.where(beam == tip_row, 0, worth)
-            best_first = torch.cat(known).sort(descending=True).values.exp().tolist()
-            if not next_level_pays(best_first, worth.tolist(), share, costs, costs.drafting(d)):
+            best_first = torch.cat(known).sort(descending=True).values.tolist()
+            shares = pace.hands_down(d + 1)
+            if not next_level_pays(best_first, worth.tolist(), shares, pace.costs, pace.costs.drafting(d)):
                 depth = d
         if d < depth:
             logp = expand.level(parent_row[beam], tokens[beam], d)
@@ -204,11 +215,13 @@ def grow_dynamic(expand: Expand, root: Tensor, settings: TreeSettings, graft: Gr
     rows = _Level(*(torch.cat(parts) for parts in zip(*levels, strict=True)))
     count = min(settings.limit - 1, made - grafted if settings.rerank else k * depth)
     score = rows.value.clamp_min(torch.finfo(torch.float32).min).masked_fill(rows.void, -torch.inf)
-    if costs is not None:
-        best_first = score.sort(descending=True).values.exp().tolist()
-        count = min(count, best_size(best_first, costs, costs.drafting(depth))[0] - 1)
+    order = _ranked(score)
+    if pace is not None:
+        scale = torch.tensor([pace.scale(d) for d in range(max(depth, chain) + 1)])
+        worths = (score.exp() * scale[rows.depth])[order].tolist()
+        count = min(count, best_size(worths, pace.costs, pace.costs.drafting(depth))[0] - 1)
     if settings.rerank:
-        chosen = _ranked(score)[:count].sort().values
+        chosen = order[:count].sort().values
     else:  # what the beam kept, level by level: its first `count`
         chosen = rows.beam.logical_not().to(torch.int8).argsort(stable=True)[:count].sort().values
     node = torch.where(rows.void, -2, -1).index_copy_(0, chosen, torch.arange(1, count + 1, device=device))

@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_core.budget import AUTO_LIMIT, Costs, best_size, measure_costs, next_level_pays
-from eagle_core.drafters import TreeSettings
+from eagle_core.budget import AUTO_LIMIT, Costs, Pace, best_size, measure_costs, next_level_pays
+from eagle_core.drafters import Feedback, TreeSettings
 from eagle_core.drafters.lookup import PromptLookup
 from eagle_core.drafters.plain import Vanilla
 from eagle_core.engine import generate
 from eagle_core.events import dump, load
 from eagle_core.growth import grow_dynamic
+from eagle_core.tree import path_tree
 from eagle_core.verify import Sampling
 from tests.conftest import drafter_for, greedy, tiny_target
 from tests.test_growth import Oracle
@@ -50,8 +51,8 @@ def test_no_other_size_is_better(values: list[float], steps: list[float], drafte
 
 def test_drafting_stops_where_it_cannot_pay() -> None:
     slow_drafter = Costs((1, 64), (10.0, 10.0), 1.0, 100.0)
-    assert next_level_pays([0.9], [0.9], 0.9, FREE, 0)
-    assert not next_level_pays([0.9], [0.9], 0.9, slow_drafter, 1.0)
+    assert next_level_pays([0.9], [0.9], [0.9], FREE, 0)
+    assert not next_level_pays([0.9], [0.9], [0.9], slow_drafter, 1.0)
     deep = grow_dynamic(Oracle(3), torch.tensor([1]), TreeSettings(-1, 6, 4, costs=FREE))
     flat = grow_dynamic(Oracle(3), torch.tensor([1]), TreeSettings(-1, 6, 4, costs=slow_drafter))
     assert deep.forwards == 6 and flat.forwards == 1 and len(flat) == 5
@@ -108,3 +109,106 @@ def test_measuring_leaves_the_pair_as_it_was(method: str) -> None:
     )
     assert [t for e in events[:-1] for t in e.emitted] == greedy(target.model, PROMPT, 12)
     assert isinstance(drafter, PromptLookup | Vanilla) or costs.level_ms >= 0
+
+
+def test_a_level_is_judged_by_what_levels_hand_down() -> None:
+    costs = Costs((1, 64), (30.0, 90.0), 3.0, 3.0)
+    assert next_level_pays([0.6, 0.2], [0.6, 0.2], [0.9, 0.05], costs, 3.0)
+    assert not next_level_pays([0.6, 0.2], [0.6, 0.2], [0.1, 0.1], costs, 3.0)
+    pace = Pace(costs)
+    pace.level(1, [0.8, 0.1])
+    pace.level(1, [0.4, 0.3])
+    assert pace.hands_down(1) == pytest.approx([0.6, 0.2])
+    assert pace.hands_down(3) == pytest.approx([0.6 * 0.85**2, 0.2 * 0.85**2])
+    pace.level(2, [0.5, 0.0])
+    assert pace.hands_down(2) == [0.5, 0.0]
+
+
+def told(values: list[float], accepted: int) -> Feedback:
+    """The feedback on a chain of these values, of which so many were accepted."""
+    tokens = torch.arange(len(values) + 1)
+    tree = path_tree(tokens, torch.tensor([1.0, *values]))
+    ids = list(range(20))
+    return Feedback(ids, tokens[: accepted + 1], torch.zeros(accepted + 1, 0), tokens[:1], tree)
+
+
+def test_values_are_corrected_by_what_became_of_them() -> None:
+    pace = Pace(FREE)
+    assert pace.scale(1) == 1
+    for _ in range(200):
+        pace.learn(told([0.5], 0))
+    assert 0.5 <= pace.scale(1) < 0.6 and pace.scale(2) == 1
+    for _ in range(2000):
+        pace.learn(told([0.5], 1))
+    assert pace.scale(1) == 1.5
+
+
+def test_a_drafter_that_does_not_pay_rests_and_is_tried_again() -> None:
+    def asked(value: float, steps: int = 300) -> int:
+        pace, times = Pace(Costs((1, 64), (30.0, 90.0), 10.0, 10.0)), 0
+        for _ in range(steps):
+            if pace.asks():
+                times += 1
+                pace.saw([value], 10.0)
+        return times
+
+    assert asked(0.9) == 300 and 10 <= asked(0.01) < 40
+
+
+def test_beside_a_sure_lookup_a_dear_drafter_is_not_asked() -> None:
+    pace = Pace(Costs((1, 64), (30.0, 90.0), 3.0, 3.0))
+    for _ in range(20):
+        assert pace.asks()
+        pace.saw([0.5, 0.2], 3.0)
+    assert not pace.asks([0.97**i for i in range(1, 17)])
+    assert pace.asks([0.5, 0.3, 0.2])
+
+
+@pytest.mark.parametrize("method", ["eagle2", "eagle3", "hybrid"])
+def test_a_rested_head_catches_up(method: str) -> None:
+    """After a rest the head reads what it missed at once; its drafts are those of one that never rested."""
+    target = tiny_target()
+    seen: list[dict[int, list[int]]] = []
+    for patient in (True, False):
+        drafter = drafter_for(method, target)
+        trees: dict[int, list[int]] = {}
+        seen.append(trees)
+        plain = drafter.propose
+
+        def propose(
+            feedback: Feedback, budget: TreeSettings, plain=plain, drafter=drafter, patient=patient, trees=trees
+        ):  # type: ignore[no-untyped-def]
+            drafter._pace.asks = lambda free=(): feedback.position % 5 == 0 or not patient
+            tree = plain(feedback, budget)
+            trees[feedback.position] = tree.tokens.tolist() if tree.forwards else []
+            return tree
+
+        drafter.propose = propose
+        events = list(
+            generate(target, drafter, PROMPT, method=method, max_new_tokens=60,
+                     settings=TreeSettings(-1, 3, 4, costs=Costs((1, 64), (10.0, 15.0), 0.1, 0.1)))
+        )  # fmt: skip
+        assert [t for e in events[:-1] for t in e.emitted] == greedy(target.model, PROMPT, 60)
+    common = [p for p in seen[0] if seen[0][p] and p in seen[1]]
+    assert len(common) > 3 and [p for p in seen[0] if not seen[0][p]]
+    assert all(seen[0][p][:5] == seen[1][p][:5] for p in common)
+
+
+@pytest.mark.parametrize("method", ["chain", "chain-sampled", "eagle2", "eagle3", "hybrid"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_resting_changes_no_text(method: str, temperature: float) -> None:
+    target = tiny_target()
+    sampling = Sampling(temperature, seed=3)
+    hopeless = TreeSettings(-1, 3, 4, costs=Costs((1, 64), (10.0, 640.0), 50.0, 50.0))
+
+    def answer(name: str, budget: TreeSettings) -> tuple[list[int], list[int]]:
+        events = list(
+            generate(target, drafter_for(name, target), PROMPT, method=name, sampling=sampling, settings=budget,
+                     max_new_tokens=60)
+        )  # fmt: skip
+        return [t for e in events[:-1] for t in e.emitted], [e.forwards for e in events[1:-1]]
+
+    ids, forwards = answer(method, hopeless)
+    assert forwards.count(0) > len(forwards) / 2 and any(forwards)
+    if method != "chain-sampled" or not temperature:
+        assert ids == answer("vanilla", TreeSettings())[0]

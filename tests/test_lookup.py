@@ -1,4 +1,4 @@
-"""Prompt lookup: the index against a plain search, the rates against counting by hand, and what a graft does to a tree."""
+"""Prompt lookup: the index against a plain search, rates against counting by hand, what a graft does to a tree."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from eagle_core.budget import Costs, next_level_pays
+from eagle_core.budget import Costs, Pace, next_level_pays
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.target import Session, Target
-from eagle_core.tree import DraftTree, path_tree
+from eagle_core.tree import DraftTree, path_tree, root_tree
 from eagle_core.verify import Noise, Sampling, processed
 
 __all__ = ["Chain"]
@@ -46,6 +46,8 @@ class Chain(Drafter):
         self._session = self.draft.session(capacity + settings.depth)
         self._sampling = sampling
         self._noise = Noise(sampling.seed, self.draft.device)
+        decides = settings.auto is not None and self.draft.device.type == "cpu"
+        self._pace = Pace(settings.auto) if decides and settings.auto is not None else None
         self._drafted = 0  # drafts of the last chain
         self._read = 0  # tokens of text the draft model had read when it drafted them
 
@@ -56,6 +58,11 @@ class Chain(Drafter):
     def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
         session = self._session
         assert session is not None, "reset comes before propose"
+        pace = self._pace
+        if pace is not None:
+            pace.learn(feedback)
+            if not pace.asks():
+                return root_tree(feedback.root)
         # All drafts but the last were fed while drafting; those that were accepted need no second reading.
         accepted = len(feedback.tokens) - 1
         session.cache.length = self._read + min(accepted, max(self._drafted - 1, 0)) if self._read else 0
@@ -81,6 +88,9 @@ class Chain(Drafter):
             proposal.append(F.pad(q, (0, self._vocab - q.shape[-1])))
             if settings.auto is not None:
                 worth.append((worth[-1] if worth else 1.0) * confidence[-1].item())
+        if pace is not None:
+            values = [value * pace.scale(d) for d, value in enumerate(worth, 1)]
+            pace.saw(values, pace.costs.drafting(max(len(proposal), 1)))
         self._read, self._drafted = len(feedback.ids), len(proposal)
         chain = torch.cat(tokens), torch.cat(confidence), max(len(proposal), 1)
         if not self._keeps_proposal or not proposal:
@@ -98,4 +108,4 @@ class Chain(Drafter):
 def _pays(worth: list[float], costs: Costs) -> bool:
     """Whether one more draft is expected to, if it is as likely as the last one was."""
     share = worth[-1] / (worth[-2] if len(worth) > 1 else 1.0) if worth[-1] else 0.0
-    return next_level_pays(worth, worth[-1:], share, costs, costs.extend_ms + (len(worth) - 1) * costs.level_ms)
+    return next_level_pays(worth, worth[-1:], [share], costs, costs.extend_ms + (len(worth) - 1) * costs.level_ms)

@@ -1,6 +1,6 @@
 """EAGLE-1, EAGLE-2 and EAGLE-3: one drafter; the head decides what is read, the growth decides the tree's shape.
 
-Each step begins with the *extend*: the pairs (feature, next token) of the tokens just committed enter the head's
+Drafting begins with the *extend*: the pairs (feature, next token) of the tokens committed since enter the head's
 cache, where earlier steps' guessed features never stay. The last pair's output drafts level 1; deeper levels run the
 beam on the head's own outputs, in scratch rows behind the committed ones:
 
@@ -12,15 +12,17 @@ Source: EAGLE §4, EAGLE-2 §4, EAGLE-3 §3; `topK_genrate` of the reference imp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eagle_core.budget import Pace, best_size
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.growth import EAGLE1_TREE, Graft, Template, grow_dynamic, grow_template
 from eagle_core.heads import EagleHead, HeadCache
-from eagle_core.tree import DraftTree
+from eagle_core.tree import LOOKUP, DraftTree, path_tree, root_tree
 from eagle_core.verify import Sampling
 
 __all__ = ["Eagle"]
@@ -45,6 +47,8 @@ class Eagle(Drafter):
             self.draftable = every.index_fill_(0, head.draft_to_target, True)
         self._static = static
         self._cache: HeadCache | None = None
+        self._unread: list[tuple[Tensor, Tensor]] = []  # features and tokens of pairs that the head has not seen yet
+        self._pace: Pace | None = None
 
     def _template(self, settings: TreeSettings) -> Template:
         template = EAGLE1_TREE if settings.static_tree is None else Template.parse(settings.static_tree)
@@ -60,14 +64,30 @@ class Eagle(Drafter):
         if self._cache is None or self._cache.capacity < room:
             self._cache = HeadCache(self.head.config, -(-room // 256) * 256, weight.device, weight.dtype)
         self._cache.length = 0
+        self._unread = []
+        decides = settings.auto is not None and not self._static and weight.device.type == "cpu"
+        self._pace = Pace(settings.auto) if decides and settings.auto is not None else None
 
     def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:
         assert self._cache is not None, "reset comes before propose"
-        assert self._cache.length + len(feedback.tokens) == feedback.position, "the head missed a step"
-        growing = _Growing(self.head, self._cache, feedback)
+        self._unread.append((feedback.features, torch.cat((feedback.tokens[1:], feedback.root))))
+        unread = sum(len(tokens) for _, tokens in self._unread)
+        assert self._cache.length + unread == feedback.position, "the head missed a step"
+        pace, graft = self._pace, self._graft(feedback, settings)
+        free = [] if pace is None or graft is None else graft.alone.cumsum(0).exp().tolist()
+        if pace is not None:
+            pace.learn(feedback)
+            if not pace.asks(free):
+                return _copied(feedback.root, graft, best_size(free, pace.costs, 0.0)[0])
+        growing = _Growing(self.head, self._cache, *(torch.cat(parts) for parts in zip(*self._unread, strict=True)))
+        self._unread = []
         if self._static:
             return grow_template(growing, feedback.root, self._template(settings))
-        return grow_dynamic(growing, feedback.root, settings, self._graft(feedback, settings))
+        tree = grow_dynamic(growing, feedback.root, settings, graft, pace)
+        if pace is not None:
+            nodes = zip(tree.value.tolist()[1:], tree.depth.tolist()[1:], strict=True)
+            pace.saw([value * pace.scale(d) for value, d in nodes], pace.costs.drafting(tree.forwards), free)
+        return tree
 
     def _graft(self, feedback: Feedback, settings: TreeSettings) -> Graft | None:
         """What to graft onto this step's tree; None for a method that grafts nothing."""
@@ -83,14 +103,22 @@ class Eagle(Drafter):
         }
 
 
+def _copied(root: Tensor, graft: Graft | None, size: int) -> DraftTree:
+    """A tree of `size` nodes without the head: what was looked up, or nothing."""
+    if graft is None or size == 1:
+        return root_tree(root)
+    confidence = torch.cat((graft.alone.new_ones(1), graft.alone[: size - 1].exp()))
+    tree = path_tree(torch.cat((root, graft.tokens[: size - 1])), confidence)
+    return replace(tree, source=torch.full_like(tree.tokens, LOOKUP))
+
+
 class _Growing:
     """One step's drafting: the extend, then a forward a level (`growth.Expand`)."""
 
-    def __init__(self, head: EagleHead, cache: HeadCache, feedback: Feedback) -> None:
+    def __init__(self, head: EagleHead, cache: HeadCache, features: Tensor, tokens: Tensor) -> None:
         self.head, self.cache = head, cache
         self.to_target = head.draft_to_target
-        tokens = torch.cat((feedback.tokens[1:], feedback.root))
-        g = head.fuse(feedback.features.to(cache.rows.dtype))
+        g = head.fuse(features.to(cache.rows.dtype))
         for part_g, part_tokens in zip(g.split(_EXTEND_CHUNK), tokens.split(_EXTEND_CHUNK), strict=True):
             cache.start, cache.mask = cache.length, None
             positions = torch.arange(cache.length, cache.length + len(part_tokens), device=tokens.device)
