@@ -308,6 +308,11 @@ def _tokenizer(folder: Path, called: str) -> Any:
         ) from error
 
 
+def _called(source: str) -> str:
+    """What a trace calls a model: a hub id, or the name of its folder; where that lies is nobody else's business."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return (lines[0].strip() if lines else type(error).__name__)[:300]
@@ -548,7 +553,7 @@ class Pair:
         told = ("source", "variant", "producer", "layers", "layers_assumed", "coverage", "parameters", "warnings")
         pair: dict[str, Any] = {
             "preset": self.preset,
-            "drafter": {key: facts[key] for key in told if key in facts},
+            "drafter": {key: _called(facts[key]) if key == "source" else facts[key] for key in told if key in facts},
             "prompt": {"system": system, "template": dict(template or {}), "note": note},
         }
 

@@ -287,7 +287,9 @@ def test_the_default_target_itself() -> None:
 # Any other target -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa_grouped"), ("qwen3", "sdpa_grouped"), ("gpt_oss", "eager")])
+@pytest.mark.parametrize(
+    ("family", "attention"), [("llama", "sdpa_grouped"), ("qwen3", "sdpa_grouped"), ("gpt_oss", "eager")]
+)
 def test_a_local_folder_is_a_target(family: str, attention: str, tmp_path: Path) -> None:
     target = load_target(_save(tmp_path / "model", family))
     assert target.attention == attention and target.tokenizer is None and target.name == str(tmp_path / "model")
@@ -555,7 +557,7 @@ def test_the_trace_says_what_was_read_and_run(folder: Path, heads: dict[str, Pat
     assert start.pair["prompt"] == {"system": "w9", "template": {"think": True}, "note": None}
     drafter = start.pair["drafter"]
     assert (
-        drafter["source"] == str(heads["eagle3"]) and drafter["layers"] == [1, 2, 3] and not drafter["layers_assumed"]
+        drafter["source"] == heads["eagle3"].name and drafter["layers"] == [1, 2, 3] and not drafter["layers_assumed"]
     )
 
 
