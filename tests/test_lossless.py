@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from eagle_core import engine
 from eagle_core import target as target_module
+from eagle_core.budget import Costs
 from eagle_core.cache import LiveCache
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.drafters.plain import Vanilla
@@ -33,6 +34,10 @@ from tests.conftest import FAMILIES, VOCAB, drafter_for, greedy, tiny_target
 
 PROMPT = [5, 17, 42, 3, 8, 8, 21, 60, 1, 17, 42]
 COUNT = 24
+CHOSEN = [  # total_token −1 where rows are free, where trees are small, where nothing pays
+    TreeSettings(-1, 5, 6, costs=Costs((1, 64), (10.0, last), draft, draft))
+    for last, draft in ((10.0, 0.1), (60.0, 1.0), (640.0, 40.0))
+]
 SEEDED = [name for name, method in METHODS.items() if name != "chain-sampled"]
 
 
@@ -63,7 +68,8 @@ def test_every_family_under_adversarial_trees_equals_generate(family: str) -> No
 def test_every_method_equals_generate(method: str, family: str) -> None:
     target = tiny_target(family)
     want = greedy(target.model, PROMPT, COUNT)
-    for budget in (TreeSettings(), TreeSettings(1, 1, 1), TreeSettings(64, 8, 10), TreeSettings(5, 4, 1)):
+    fixed = TreeSettings(), TreeSettings(1, 1, 1), TreeSettings(64, 8, 10), TreeSettings(5, 4, 1)
+    for budget in (*fixed, *CHOSEN):
         assert answer(target, drafter_for(method, target, family), method, settings=budget) == want
 
 
@@ -94,7 +100,9 @@ def test_same_seed_same_text_at_any_temperature(temperature: float) -> None:
         sampling = Sampling(temperature, seed=seed)
         want = answer(target, Vanilla(), sampling=sampling)
         for method in SEEDED:
-            assert answer(target, drafter_for(method, target), method, sampling=sampling) == want, method
+            for budget in (TreeSettings(), *CHOSEN):
+                drafter = drafter_for(method, target)
+                assert answer(target, drafter, method, sampling=sampling, settings=budget) == want, method
         adversary = Adversary(seed, VOCAB, PROMPT + want)
         assert answer(target, adversary, sampling=sampling, settings=TreeSettings(40, 6)) == want
 
