@@ -14,6 +14,9 @@ its own), or one of transformers' own:
 
     hf           model.generate(do_sample=False)
     hf-lookup    the same with prompt_lookup_num_tokens=10 (assisted generation without a second model)
+
+`--sweep` writes out a grid of trees for every method that reads one, and with it total_token -1, at each of
+`--temperatures`: rows for the page's lab, and how close -1 comes to the best tree of the grid in each category.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle_core.compare import Answer, Verdict, judge, timed
 from eagle_core.errors import InvalidRequest
-from eagle_core.metrics import Run, measure, table
+from eagle_core.metrics import METRICS, Run, measure, table
 
 if TYPE_CHECKING:
     from eagle_core.drafters.base import TreeSettings
@@ -43,22 +46,26 @@ if TYPE_CHECKING:
     from eagle_core.verify import Sampling
 
 __all__ = [
+    "GRID",
     "HF",
     "Contestant",
     "Prompt",
     "Record",
+    "auto_vs_best",
     "bench",
     "by_transformers",
     "contestant",
     "expand",
     "figure",
     "fitting",
+    "lab_rows",
     "machine",
     "quartiles",
     "read_prompts",
     "report",
     "save_figure",
     "spread",
+    "sweep",
     "tables",
 ]
 
@@ -186,6 +193,28 @@ def expand(names: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+GRID = "4+8+12+16+24+48/2+4+6"
+"""The trees of a sweep: total_token / depth."""
+
+
+def sweep(names: Iterable[str], grid: str = GRID) -> list[str]:
+    """The same contestants, each method that reads a tree and brings none with every tree of the grid, and with -1.
+
+    ["vanilla", "eagle3"], "8+16/4" → vanilla, eagle3@8/4, eagle3@16/4, eagle3@-1/4
+    """
+    from eagle_core.drafters import METHODS
+
+    depths = grid.partition("/")[2]
+    deepest = f"/{max(map(int, depths.split('+')))}" if depths.replace("+", "").isdigit() else ""
+    found = []
+    for name in names:
+        if name in METHODS and "total_token" in METHODS[name].settings:
+            found += [*expand(f"{name}@{grid}")[1:], f"{name}@-1{deepest}"]
+        else:
+            found.append(name)
+    return list(dict.fromkeys(found))
+
+
 def _transformers(target: Target, ids: list[int], max_new_tokens: int, sampling: Sampling, **extra: Any) -> Answer:
     """transformers' `generate` against the clock."""
     began = time.perf_counter()
@@ -241,6 +270,9 @@ def _until(ids: list[int], ends: frozenset[int]) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------- bench
+
+
+_PARTS = ("draft", "verify", "commit", "other")  # of a step's time
 
 
 @dataclass(slots=True)
@@ -337,6 +369,8 @@ def summary(
         "ratio_to_hf": ratio_to("hf"),
         "ratio_to_vanilla": ratio_to("vanilla"),
         "overhead": _overhead(answers.values()),
+        "split": _split(pooled),
+        "step_ms": METRICS["step_ms"].of(pooled),
         "verify_ms": quartiles(verify_ms),
         "floor_share": floor_ms / statistics.median(verify_ms) if floor_ms and verify_ms else None,
         "ids": dict(Counter(str(record.verdicts[i].verdict) for i in answers if i in record.verdicts)),
@@ -368,6 +402,60 @@ def report(
         "methods": {name: summary(records, name, [p.id for p in prompts], floor) for name in records},
         "by_category": by_category,
     }
+
+
+def _split(run: Run) -> dict[str, float] | None:
+    """Shares of the steps' time: drafting, verifying, committing, and the rest."""
+    ms = {part: sum(s.timing.get(f"{part}_ms", 0.0) for s in run.steps) for part in _PARTS}
+    whole = sum(ms.values())
+    return {part.replace("other", "rest"): took / whole for part, took in ms.items()} if whole else None
+
+
+def auto_vs_best(
+    records: Mapping[str, Record], trees: Mapping[str, TreeSettings], prompts: Sequence[Prompt]
+) -> dict[str, dict[str, Any]]:
+    """How total_token -1 does against the fixed tree that did best, in each category and over all.
+
+    The best one is chosen after the fact, by its median speed in that category, so chance helps it: a ratio of 1 means
+    that -1 needed no such hindsight.
+
+    Returns:
+        method → category ("all": every prompt) → `{best, ratio}`, the ratio's quartiles taken prompt by prompt.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[int | str]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.category, []).append(prompt.id)
+    groups["all"] = [prompt.id for prompt in prompts]
+    for auto in (name for name, tree in trees.items() if "@" in name and tree.total_token == -1):
+        method = auto.partition("@")[0]
+        fixed = [n for n, t in trees.items() if n.partition("@")[0] == method and t.total_token != -1]
+        for category, ids in groups.items():
+            speeds = {
+                name: {i: records[name].answers[i].tokens_per_second for i in ids if i in records[name].answers}
+                for name in (auto, *fixed)
+            }
+            tried = {name: statistics.median(speeds[name].values()) for name in fixed if speeds[name]}
+            if tried:
+                best = max(tried, key=lambda name: tried[name])
+                ratios = [speeds[auto][i] / v for i, v in speeds[best].items() if i in speeds[auto]]
+                found.setdefault(method, {})[category] = {"best": best, "ratio": quartiles(ratios)}
+    return found
+
+
+def lab_rows(result: Mapping[str, Any], method: str, knob: str, **fixed: int) -> list[dict[str, Any]]:
+    """The rows of a sweep as the page's lab draws them: `{value, temperature, tau, tokens_per_second, step_ms}`.
+
+    Args:
+        result: of `bench --sweep`.
+        method: whose rows.
+        knob: total_token, depth or top_k: what `value` is.
+        fixed: values of the other knobs.
+    """
+    rows = [row for row in result["sweep"]["rows"] if row["method"] == method]
+    rows = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
+    shown = ("temperature", "tau", "tokens_per_second", "step_ms")
+    return [{"value": row[knob], **{name: row[name] for name in shown}} for row in rows]
 
 
 def _overhead(answers: Iterable[Answer]) -> float | None:
@@ -448,7 +536,7 @@ def tables(result: Mapping[str, Any]) -> str:
     """The result as people read it."""
     rows = []
     for name, m in result["methods"].items():
-        split = [f"{100 * m[key]:.0f}" if m[key] is not None else "–" for key in ("draft_share", "verify_share")]
+        split = [f"{100 * share:.0f}" for share in (m["split"] or {}).values()] or ["–"]
         ids = m["ids"]
         rows.append(
             [
@@ -473,7 +561,7 @@ def tables(result: Mapping[str, Any]) -> str:
         "× hf",
         "quartiles",
         "× vanilla",
-        "draft/verify %",
+        "draft/verify/commit/rest %",
         "outside %",
         "equal/tie/different",
         "failed",
@@ -606,6 +694,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " eagle3@12+24/4+8 is a sweep;"
         " vanilla always runs, every other's ids are checked against it (default: %(default)s)",
     )
+    parser.add_argument(
+        "--sweep", nargs="?", const=GRID, metavar="TREES",
+        help="every method that reads a tree with each of these, total_token/depth, and with -1"
+        " (default where no trees are named: %(const)s)",
+    )  # fmt: skip
+    parser.add_argument("--temperatures", help="with --sweep: comma-separated, in place of --temperature")
     parser.add_argument("--limit", type=int, help="prompts to take, spread over the categories (default: all)")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--figure", type=Path, help="where to draw it: .html, .png or .svg")
@@ -613,6 +707,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands.add_sampling(parser)
     commands.add_tree(parser)
     parser.add_argument("--max-new-tokens", type=int, default=128, help="(default: %(default)s)")
+
+
+def _temperatures(args: argparse.Namespace) -> list[float]:
+    """Those asked for.
+
+    Raises:
+        InvalidRequest: no numbers, or several without a sweep.
+    """
+    if args.temperatures is None:
+        return [args.temperature]
+    if not args.sweep:
+        raise InvalidRequest("--temperatures goes with --sweep; one temperature is --temperature")
+    try:
+        return [float(part) for part in args.temperatures.split(",")]
+    except ValueError:
+        raise InvalidRequest(f"--temperatures takes numbers such as 0,0.7,1; found {args.temperatures!r}") from None
+
+
+def _rows(
+    records: Mapping[str, Record], trees: Mapping[str, TreeSettings], temperature: float, prompts: Sequence[Prompt]
+) -> list[dict[str, Any]]:
+    """One row for each tree of a sweep (`lab_rows`)."""
+    rows = []
+    for name, tree in trees.items():
+        m = summary(records, name, [p.id for p in prompts], None)
+        if m["tokens_per_second"] is not None:
+            rows.append(
+                {
+                    "method": name.partition("@")[0],
+                    "total_token": tree.total_token,
+                    "depth": tree.depth,
+                    "top_k": tree.top_k,
+                    "temperature": temperature,
+                    "tau": m["tau"],
+                    "tokens_per_second": m["tokens_per_second"]["median"],
+                    "step_ms": m["step_ms"],
+                    "ratio_to_vanilla": m["ratio_to_vanilla"],
+                    "split": m["split"],
+                }
+            )
+    return rows
+
+
+def _sweep_table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    rows = [
+        [f"{method}, T {t}", category, row["best"], _median(row["ratio"]), _range(row["ratio"])]
+        for t, methods in found.items()
+        for method, categories in methods.items()
+        for category, row in categories.items()
+    ]
+    return "total_token -1 against the best tree of the grid\n" + table(
+        ["method", "category", "best tree", "-1 / best", "quartiles"], rows
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -623,34 +770,50 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     prompts = read_prompts(args.prompts, args.limit)
     sampling, settings = sampling_of(args), tree_of(args)
+    names = expand(args.methods)
+    if args.sweep:
+        names = sweep(names, args.sweep)
+    samplings = [replace(sampling, temperature=t) for t in _temperatures(args)]
     pair = pair_of(args)
     target = pair.target
-    contestants = [contestant(pair, name, sampling, settings) for name in expand(args.methods)]
+    everyone = [[contestant(pair, name, how, settings) for name in names] for how in samplings]
     fitted = fitting(target, prompts, args.max_new_tokens)
+    kept = [prompt for prompt, _ in fitted]
     facts = machine(target)
-    with tqdm(total=(len(fitted) + 1) * len(contestants), unit="answer", file=sys.stderr) as bar:
+    measured: list[dict[str, Record]] = []
+    with tqdm(total=(len(fitted) + 1) * sum(map(len, everyone)), unit="answer", file=sys.stderr) as bar:
 
         def progress(what: str) -> None:
             bar.set_description(what)
             bar.update()
 
-        records = bench(contestants, fitted, target, sampling, args.max_new_tokens, progress)
+        for how, contestants in zip(samplings, everyone, strict=True):
+            measured.append(bench(contestants, fitted, target, how, args.max_new_tokens, progress))
     facts["load_average_after"] = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+    trees = {c.name: c.settings for c in everyone[0] if c.settings is not None}
     request = {
         "target": target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts_file": args.prompts.name,
         "prompts": len(fitted),
         "max_new_tokens": args.max_new_tokens,
-        "sampling": asdict(sampling),
-        "trees": {c.name: asdict(c.settings) for c in contestants if c.settings is not None},
+        "sampling": asdict(samplings[0]),
+        "trees": {name: asdict(tree) for name, tree in trees.items()},
     }
-    result = report(records, [prompt for prompt, _ in fitted], facts, request)
+    result = report(measured[0], kept, facts, request)
+    if args.sweep:
+        temperatures = [how.temperature for how in samplings]
+        result["sweep"] = {
+            "rows": [row for t, records in zip(temperatures, measured) for row in _rows(records, trees, t, kept)],
+            "auto_vs_best": {f"{t:g}": auto_vs_best(r, trees, kept) for t, r in zip(temperatures, measured)},
+        }
     if args.json:
         args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.figure:
         save_figure(figure(result), args.figure)
     print(tables(result))
+    if args.sweep:
+        print("\n" + _sweep_table(result["sweep"]["auto_vs_best"]))
     for name, m in result["methods"].items():
         if m["ids"].get("different"):
             print(f"WARNING: {name} changed the text of {m['ids']['different']} prompts", file=sys.stderr)

@@ -45,7 +45,7 @@ __all__ = [
 SCHEMA = 2
 """Version of the event schema. A reader refuses a newer one and must read every older one.
 
-2: a node and a candidate may name their `source`.
+2: a node and a candidate may name their `source`; a step's timing names what its commit took.
 """
 
 Fate = Literal["root", "accepted", "not the draw", "parent rejected", "past the stop"]

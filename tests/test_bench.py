@@ -12,17 +12,21 @@ from eagle_core.__main__ import main
 from eagle_core.bench import (
     Contestant,
     Prompt,
+    Record,
+    auto_vs_best,
     bench,
     contestant,
     expand,
     figure,
     fitting,
+    lab_rows,
     machine,
     quartiles,
     read_prompts,
     report,
     save_figure,
     spread,
+    sweep,
     tables,
 )
 from eagle_core.compare import Answer
@@ -126,6 +130,13 @@ def test_a_sweep_is_written_out():
     assert expand("") == ["vanilla"] and expand("eagle3@-1") == ["vanilla", "eagle3@-1"]
 
 
+def test_the_grid_of_a_sweep_is_written_out_with_what_it_is_held_against():
+    assert sweep(["vanilla", "hf", "eagle3", "eagle2@9"], "8+16/4+6") == [
+        "vanilla", "hf", "eagle3@8/4", "eagle3@8/6", "eagle3@16/4", "eagle3@16/6", "eagle3@-1/6", "eagle2@9",
+    ]  # fmt: skip
+    assert sweep(["lookup"], "8") == ["lookup@8", "lookup@-1"]
+
+
 def test_transformers_own_generate_is_asked_for_the_same():
     pair = TinyPair()
     wanted = greedy(pair.target.model, PROMPTS[0][1], 10)
@@ -201,6 +212,38 @@ def test_the_table_and_the_figure_name_everyone(measured, tmp_path):
     save_figure(figure(measured), tmp_path / "bench.html")
     page = (tmp_path / "bench.html").read_text(encoding="utf-8")
     assert "eagle3@5" in page and "a CPU" in page
+
+
+def test_what_a_step_takes_is_split(measured):
+    for name, m in measured["methods"].items():
+        if name.startswith("hf"):
+            assert m["split"] is None and m["step_ms"] is None
+        else:
+            assert list(m["split"]) == ["draft", "verify", "commit", "rest"]
+            assert sum(m["split"].values()) == pytest.approx(1) and min(m["split"].values()) >= 0
+            assert m["split"]["verify"] > 0 and m["split"]["commit"] > 0 and m["step_ms"] > 0
+
+
+def test_auto_is_held_against_the_best_of_each_category():
+    speed = {
+        "eagle3@8/4": {1: 10.0, 2: 10.0, 3: 40.0},
+        "eagle3@16/4": {1: 20.0, 2: 30.0, 3: 20.0},
+        "eagle3@-1/4": {1: 22.0, 2: 27.0, 3: 36.0},
+        "lookup": {1: 99.0, 2: 99.0, 3: 99.0},
+    }
+    records = {n: Record({i: Answer([1], "", 1 / v) for i, v in by.items()}) for n, by in speed.items()}
+    trees = {
+        "eagle3@8/4": TreeSettings(8, 4),
+        "eagle3@16/4": TreeSettings(16, 4),
+        "eagle3@-1/4": TreeSettings(-1, 4),
+        "lookup": TreeSettings(),
+    }
+    found = auto_vs_best(records, trees, [p for p, _ in PROMPTS])
+    assert list(found) == ["eagle3"] and list(found["eagle3"]) == ["writing", "math", "all"]
+    writing, math = found["eagle3"]["writing"], found["eagle3"]["math"]
+    assert writing["best"] == "eagle3@16/4" and writing["ratio"]["median"] == pytest.approx((1.1 + 0.9) / 2)
+    assert math["best"] == "eagle3@8/4" and math["ratio"]["median"] == pytest.approx(0.9)
+    assert found["eagle3"]["all"]["best"] == "eagle3@16/4"
 
 
 def always(ids, log, name):
@@ -282,6 +325,30 @@ def test_bench_on_the_command_line(tmp_path, capsys):
     assert "eagle3" in text and "3/0/0" in text
 
 
+def test_a_sweep_on_the_command_line_is_what_the_lab_draws(tmp_path, capsys):
+    target, head = save_tiny(tmp_path)
+    path = lines(tmp_path, *({"question_id": i, "category": "qa", "turns": [f"w{i} w4"]} for i in (3, 5)))
+    request = ["--target", target, "--drafter", head, "--prompts", path, "--max-new-tokens", "6"]
+    text, found = command(
+        capsys, "bench", *request, "--methods", "eagle3,hybrid", "--sweep", "4+8/2", "--temperatures", "0,1"
+    )
+    rows = found["sweep"]["rows"]
+    assert len(rows) == 2 * (1 + 2 * 3)
+    assert {(r["method"], r["total_token"], r["depth"], r["temperature"]) for r in rows} == {
+        *((m, n, 2, t) for m in ("eagle3", "hybrid") for n in (4, 8, -1) for t in (0.0, 1.0)),
+        *(("vanilla", 24, 6, t) for t in (0.0, 1.0)),
+    }
+    lab = lab_rows(found, "hybrid", "total_token", depth=2)
+    assert [row["value"] for row in lab] == [4, 8, -1] * 2
+    assert all(row["tau"] >= 1 and row["tokens_per_second"] > 0 and row["step_ms"] > 0 for row in lab)
+    from viz.charts import sweep as draw
+
+    assert len(draw(lab, "total_token").data) == 4
+    assert set(found["sweep"]["auto_vs_best"]) == {"0", "1"}
+    assert found["sweep"]["auto_vs_best"]["0"]["hybrid"]["all"]["ratio"]["n"] == 2
+    assert "-1 / best" in text and found["methods"]["eagle3@-1/2"]["ids"] == {"equal": 2}
+
+
 def test_a_mistaken_bench_is_one_sentence(tmp_path, capsys):
     target, _ = save_tiny(tmp_path)
     path = lines(tmp_path, {"question_id": 1, "category": "qa", "turns": ["w3"]})
@@ -290,6 +357,8 @@ def test_a_mistaken_bench_is_one_sentence(tmp_path, capsys):
         (["--prompts", path, "--target", target, "--methods", "medusa"], "is no method"),
         (["--prompts", path, "--target", target, "--methods", "eagle3"], "cannot run with this pair"),
         (["--prompts", path, "--temperature", "-1"], "temperature"),
+        (["--prompts", path, "--temperatures", "0,1"], "goes with --sweep"),
+        (["--prompts", path, "--sweep", "--temperatures", "0,warm"], "numbers such as"),
     ):
         assert main(["bench", *argv]) == 2
         assert says in capsys.readouterr().err
