@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -324,14 +324,14 @@ AttentionMaskInterface.register(GROUPED, sdpa_mask)
 # ---------------------------------------------------------------------------------------------------- recording
 
 
-class Replay(Protocol):
-    """A model's forward over T rows behind a cache's, without Python between its operators."""
+Replay = Callable[..., list[Tensor]]
+"""A model's forward over T rows behind a cache's, without Python between its operators:
 
-    def __call__(self, tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, *rows: Tensor) -> list[Tensor]:
-        """tokens, positions: [1, T]; mask: [1, 1, T, L + T] bool; slots: [T], where the cache takes the new rows;
-        rows: each layer's keys and values, [1, kv_heads, capacity, head_dim], which are written to.
-        Returns logits [1, T, V], then the state at every boundary, 0 to the number of layers, [1, T, H]; the last
-        one is after the final norm."""
+    replay(tokens [1, T], positions [1, T], mask [1, 1, T, L + T] bool, slots [T], *rows)
+
+`slots` say where the cache takes the new rows; `rows` are each layer's keys and values, [1, kv_heads, capacity,
+head_dim], which are written to. Returns logits [1, T, V], then the states [1, T, H] at every boundary, 0 to the number
+of layers; the last one is after the final norm."""
 
 
 class _RecordedLayer(CacheLayerMixin):
@@ -362,28 +362,34 @@ class _RecordedLayer(CacheLayerMixin):
         return 0
 
 
-class _Forward(nn.Module):
-    """What is recorded. Lengths are read off the mask, so that the recording holds for all of them."""
+class _Forward:
+    """What is recorded. Lengths are read off the mask, so that the recording holds for all of them. Packed weights are
+    arguments, because they cannot be constants of a recording; all other weights are."""
 
     def __init__(self, model: nn.Module, num_layers: int, packs: list[_Pack]) -> None:
-        super().__init__()
-        self.model = model
+        self.model, self.packs = model, packs
         self.layers = [_RecordedLayer() for _ in range(num_layers)]
-        for i, pack in enumerate(packs):  # packed weights cannot be constants of a recording
-            self.register_buffer(f"packed_{i}", pack.packed, persistent=False)
-            self.register_buffer(f"shape_{i}", pack.shape, persistent=False)
+        self.packed = [pack.packed for pack in packs]
 
-    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, *rows: Tensor) -> list[Tensor]:
+    def run(self, tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, *more: Tensor) -> list[Tensor]:
+        """`more`: the rows, then the packed weights."""
+        count = 2 * len(self.layers)
         for i, layer in enumerate(self.layers):
-            layer.place(rows[2 * i], rows[2 * i + 1], slots, mask.shape[-1])
-        out = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            cache=Cache(layers=self.layers),
-            use_cache=True,
-            output_hidden_states=True,
-        )
+            layer.place(more[2 * i], more[2 * i + 1], slots, mask.shape[-1])
+        for pack, packed in zip(self.packs, more[count:], strict=True):
+            pack.packed = packed
+        try:
+            out = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                cache=Cache(layers=self.layers),
+                use_cache=True,
+                output_hidden_states=True,
+            )
+        finally:
+            for pack, packed in zip(self.packs, self.packed, strict=True):
+                pack.packed = packed
         return [out.logits, *out.hidden_states]
 
 
@@ -405,14 +411,20 @@ def _record(model: nn.Module, num_layers: int, packs: list[_Pack]) -> Replay | N
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # tracing reads every attribute of the model, some of which warn when they are read
+    model.requires_grad_(False)  # constants of a recording need no gradients, nor does a model that answers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tracing warns of every Python branch of the model: it is checked below
-            replay = torch.jit.trace(forward, example(2, 5, 16), check_trace=False)
+            traced = torch.jit.trace(forward.run, (*example(2, 5, 16), *forward.packed), check_trace=False)
+
+        def replay(*given: Tensor) -> list[Tensor]:
+            return traced(*given, *forward.packed)
+
         for count, length, capacity in ((1, 40, 64), (12, 7, 24)):
-            given = example(count, length, capacity)
-            again = example(count, length, capacity)
-            for a, b in zip([*forward(*given), *given[4:]], [*replay(*again), *again[4:]], strict=True):
+            given, again = example(count, length, capacity), example(count, length, capacity)
+            for a, b in zip(
+                [*forward.run(*given, *forward.packed), *given[4:]], [*replay(*again), *again[4:]], strict=True
+            ):
                 if a.shape != b.shape or not (a - b).abs().max() <= _ROUNDING * (1 + a.abs().max()):
                     return None
     except Exception:  # code of other people, recorded in a way it was not written for: then it is not

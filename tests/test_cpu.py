@@ -217,17 +217,17 @@ def test_a_recorded_forward_holds_for_every_length(family: str) -> None:
 
 
 def test_a_model_that_cannot_be_recorded_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = cpu._Forward.forward
+    forward = cpu._Forward.run
     calls = iter(range(100))
 
     def unlike(self: Any, *given: torch.Tensor) -> list[torch.Tensor]:
         logits, *states = forward(self, *given)
         return [logits + next(calls), *states]  # differs from call to call, as something data-dependent would
 
-    monkeypatch.setattr(cpu._Forward, "forward", unlike)
+    monkeypatch.setattr(cpu._Forward, "run", unlike)
     target = new_target()
     assert target.fast is not None and target.fast.replay is None and not target.fast.report["recorded"]
-    monkeypatch.setattr(cpu._Forward, "forward", lambda self, *given: [][1])
+    monkeypatch.setattr(cpu._Forward, "run", lambda self, *given: [][1])
     assert new_target().fast.replay is None  # type: ignore[union-attr]
     assert ids_of(target, Vanilla(), "vanilla") == greedy(tiny_model("llama"), PROMPT, 20)
 
