@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("eagle_core.commands", "answer a prompt with any method, optionally writing a trace"),
     "compare": ("eagle_core.compare", "plain decoding and a method on the same ids: verdict and first difference"),
     "bench": ("eagle_core.bench", "measure methods against transformers' generate, paired in one run"),
+    "check": ("eagle_core.check", "on this device: lossless, no hidden waits, speed against generate; one JSON line"),
     "inspect": ("eagle_core.checkpoints", "what a drafter checkpoint holds and how it will be read"),
     "corpus": ("eagle_core.training.corpus", "let a target write the text its drafters are trained on"),
     "train": ("eagle_core.training.trainer", "train an EAGLE head for a target"),

@@ -6,42 +6,24 @@ packed copy. On a CUDA device the same steps run under PyTorch's own sync detect
 
 from __future__ import annotations
 
-from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle_core import engine
+from eagle_core.check import no_syncs, reads
 from eagle_core.drafters import METHODS, TreeSettings
 from eagle_core.engine import generate
 from eagle_core.target import Target
 from eagle_core.verify import Sampling
 from tests.conftest import drafter_for, tiny_model, tiny_target
+from tests.test_compare import command, save_tiny
 
 PROMPT = [5, 17, 42, 3, 8, 17, 42]
-READS = {
-    "aten._local_scalar_dense.default",
-    "aten.nonzero.default",
-    "aten.is_nonzero.default",
-    "aten.masked_select.default",
-}
 # A CPU may look at values where an accelerator must not; these settings take no such short cut.
 SAMPLINGS = [Sampling(), Sampling(1.0, top_k=9, min_p=0.05, seed=1)]
-
-
-class Reads(TorchDispatchMode):
-    """Counts operators whose result the host must wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func) in READS:
-            self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
@@ -52,10 +34,10 @@ def test_no_operator_of_a_step_reads_a_value_back(method: str, sampling: Samplin
         target, drafter_for(method, target), PROMPT, method=method, sampling=sampling, settings=TreeSettings(16, 4, 4)
     )
     next(events)  # the prefill may wait
-    with Reads() as reads:
+    with reads() as counts:
         for _ in range(20):
             next(events)
-    assert not reads.counts
+    assert not counts
 
 
 def test_the_counter_sees_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,16 +46,16 @@ def test_the_counter_sees_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     events = generate(target, drafter_for("eagle3", target), PROMPT, method="eagle3")
     next(events)
-    with Reads() as reads:
+    with reads() as counts:
         next(events)
-    assert reads.counts
+    assert counts
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
-@pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle1", "eagle2", "eagle3"])
+@pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle1", "eagle2", "eagle3", "hybrid"])
 def test_twenty_steps_without_a_sync_on_cuda(
-    method: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+    method: str, sampling: Sampling
 ) -> None:  # pragma: no cover - runs where a GPU is
     import copy
 
@@ -84,20 +66,42 @@ def test_twenty_steps_without_a_sync_on_cuda(
         head = copy.deepcopy(drafter.head).cuda()
         head.borrow(target.embedding, target.lm_head)
         drafter = METHODS[method].make(head, target)
-    plain = engine._Packed.__init__
-
-    def packed(self: Any, parts: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
-        plain(self, parts)
-        torch.cuda.set_sync_debug_mode("error")
-
-    monkeypatch.setattr(engine._Packed, "__init__", packed)
     events = generate(target, drafter, PROMPT, method=method, sampling=sampling, settings=TreeSettings(16, 4, 4))
     next(events)
     next(events)  # the first step allocates
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_syncs():
         for _ in range(20):
             next(events)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_device_check_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
+    target, head = save_tiny(tmp_path)
+    _, found = command(capsys, "check", "--target", target, "--drafter", head, "--max-new-tokens", "12")
+    assert found["ok"] and found["wrong"] == [] and found["prompts"] == 3 and found["peak_memory_mb"] > 0
+    assert set(found["methods"]) == {"hf", "vanilla", "lookup", "eagle3", "hybrid"}
+    for name, m in found["methods"].items():
+        assert m["verdicts"] == {"equal": 3 if name == "hf" else 6} and m["failed"] == {}
+        assert m["tokens_per_second"]["n"] == m["ratio_to_hf"]["n"] == 3
+        assert name == "hf" or (m["syncs"] == [] and m["tau"] >= 1)
+
+
+@pytest.mark.parametrize("fault", ["a wait", "another text", "a crash"])
+def test_the_device_check_notices(fault: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = engine.walk
+
+    def wrong(tree: Any, choices: torch.Tensor) -> torch.Tensor:
+        if fault == "a crash" and len(tree) > 1:
+            raise RuntimeError("a fault planted by the test")
+        alive = plain(tree, choices)
+        if fault == "a wait":
+            assert bool(choices[0] >= 0)
+        elif len(tree) > 2:
+            alive[1] = True
+        return alive
+
+    monkeypatch.setattr(engine, "walk", wrong)
+    target, head = save_tiny(tmp_path)
+    _, found = command(capsys, "check", "--target", target, "--drafter", head, "--max-new-tokens", "12")
+    assert not found["ok"] and "eagle3" in found["wrong"]
+    assert ("vanilla" in found["wrong"]) is (fault == "a wait")
+    assert fault != "a crash" or "planted" in found["methods"]["eagle3"]["failed"]["3"]
