@@ -34,9 +34,9 @@ __all__ = ["AUTO_LIMIT", "Costs", "Pace", "best_size", "measure_costs", "next_le
 AUTO_LIMIT = 64
 """The largest tree that −1 considers."""
 
-_ROWS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+_ROWS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 64)
 _CONTEXT = 192  # committed tokens while measuring
-_ROUNDS = 4  # the least of so many counts: whatever else a machine does only adds
+_ROUNDS = 3  # the least of so many counts: whatever else a machine does only adds
 _PAIRS = 2  # newly committed pairs of a measured extend: about what a step accepts
 
 _PRIOR = 32.0  # tokens of each depth that the drafter's own word is worth beside what happened

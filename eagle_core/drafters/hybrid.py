@@ -21,13 +21,15 @@ from eagle_core.verify import Sampling
 
 __all__ = ["Hybrid"]
 
-_REACH = 16
-"""Deepest level of a looked-up chain: as many as a matrix product's rows that cost little more than half of them."""
+_REACH = 32
+"""Deepest level of a looked-up chain; how many of its tokens are verified is for the budget and their values to say."""
 
 _POOLING = ((2.26, 0.58), (1.0, 0.3))
-"""Agreement and trust of `growth.Graft` after a match of one token, and after a longer one: logistic regressions on the
-5,024 lookups that the default pair's EAGLE-3 head was asked about while drafting 105 answers of its corpus. Their
-log-loss was 0.42 and 0.46 (the first two matches), against 0.56 and 0.69 for the lookup's rates alone."""
+"""Agreement and trust of `growth.Graft` after a match of one token, and after a longer one.
+
+Logistic regressions on the 5,024 lookups that the default pair's EAGLE-3 head was asked about while drafting 105 answers
+of its corpus. Log-loss of a looked-up token: 0.431 pooled like this; 0.439 as 1 − (1 − c)(1 − r), 0.457 as max(c, r),
+0.492 by the lookup's rate r alone, 1.656 by the head's probability c alone."""
 
 
 class Hybrid(Eagle):
