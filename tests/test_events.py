@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ def test_events_are_frozen_and_hold_no_nan() -> None:
     step.timing["draft_ms"] = float("nan")
     with pytest.raises(ValueError):
         dump(step)
+
+
+def test_older_traces_load_as_they_are() -> None:
+    """Schema 1 knew no sources, and no time of a commit."""
+    start, step, *_ = synthetic.run(0)
+    first = json.loads(dump(start)) | {"schema": 1}
+    old = load(json.dumps(first))
+    assert isinstance(old, Start) and old.schema == 1 and json.loads(dump(old)) == first
+    assert isinstance(step, Step) and "source" not in dump(step)
+    assert all(row.source is None for row in (*step.nodes, *step.dropped))
+    both = load(dump(replace(step, nodes=[step.nodes[0], *(n._replace(source="both") for n in step.nodes[1:])])))
+    assert isinstance(both, Step) and {n.source for n in both.nodes} == {None, "both"}
+    assert load(dump(both)) == both
 
 
 def spoiled(change: Any, kind: str = "step") -> str:
@@ -89,6 +103,12 @@ def spoiled(change: Any, kind: str = "step") -> str:
     (spoiled(lambda p: p.update(timing=[])), "timing"),
     (spoiled(lambda p: p["timing"].update(draft_ms="1")), "timing"),
     (spoiled(lambda p: p.update(schema=SCHEMA + 1), "start"), "schema"),
+    (spoiled(lambda p: p.update(schema=0), "start"), "schema"),
+    (spoiled(lambda p: p.update(schema="1"), "start"), "schema"),
+    (spoiled(lambda p: p.update(schema=True), "start"), "schema"),
+    (spoiled(lambda p: p["nodes"][1].update(source="<b>")), "source"),
+    (spoiled(lambda p: p["nodes"][1].update(source=1)), "source"),
+    (spoiled(lambda p: p["nodes"][1].update(origin="head")), "exactly"),
     (spoiled(lambda p: p.update(value=1)).replace('"value": 1}', '"value": NaN}'), "NaN"),
 ])  # fmt: skip
 def test_a_broken_line_is_refused_by_name(line: str, names: str) -> None:
