@@ -436,9 +436,13 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
 
         shelf.input(play, shelf, stage, **quiet).then(draw_charts, language, plots, **quiet)
         stage.select(None, None, shelf, js=ON_STAGE % json.dumps([name for _, name in ground.shelf.titles]))
+
+        def fit_shelf(language: str) -> Any:
+            return gr.update(choices=ground.shelf.called(language))
+
         language.change(word.speak, language, word.widgets, js=SPEAK, **quiet).then(
             fit_knobs, [method, language], fitted, **quiet
-        ).then(draw_charts, language, plots, **quiet)
+        ).then(fit_shelf, language, shelf, **quiet).then(draw_charts, language, plots, **quiet)
         charts.expand(open_charts, language, plots, **quiet)
         charts.collapse(close_charts, None, None, **quiet)
         link.click(None, [prompt, *knobs.values()], None, js=COPY_LINK % json.dumps(["prompt", *knobs]))

@@ -5,6 +5,8 @@ Skipped where no Chromium is found, except under CI. Set CHROMIUM to its path if
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -668,13 +670,20 @@ def test_charts_are_kept_with_their_caption(screen: Screen, tmp_path: Path) -> N
 
 
 def test_programs_may_call_it(site: SimpleNamespace, pair: TinyPair) -> None:
-    """The README's example, and that a program which leaves frees the models."""
+    """The README's example, as it stands there; and a program which leaves frees the models."""
     from gradio_client import Client
 
+    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text("utf-8"), re.S)
+    example = next(block for block in blocks if "gradio_client" in block).replace("http://127.0.0.1:7860", site.address)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(example, "README.md", "exec"), {})
+    expected = list(pair.generate("Why is the sky blue?", settings=_settings(24), max_new_tokens=64))
+    assert out.getvalue().endswith("".join(e.text for e in expected)) and len(expected) > 2
     client = Client(site.address, verbose=False)
     events = [load(line) for line in client.submit("tell me", max_new_tokens=12, total_token=6, api_name="/generate")]
-    expected = Run.collect(pair.generate("tell me", settings=_settings(6), max_new_tokens=12))
-    assert Run.collect(events).ids == expected.ids and events[-1].kind == "finish"
+    same = Run.collect(pair.generate("tell me", settings=_settings(6), max_new_tokens=12))
+    assert Run.collect(events).ids == same.ids and events[-1].kind == "finish"
     pair.slow.pause = PAUSE
     try:
         left = client.submit("a long one", max_new_tokens=90, api_name="/generate")
@@ -724,3 +733,17 @@ def test_a_pair_on_its_way_shows_how_far_it_is(browser: Any, pair: TinyPair, mon
     finally:
         go.set()
         page.close()
+
+
+def test_menus_speak_the_language_too(browser: Any, site: SimpleNamespace) -> None:
+    screen = Screen(browser, site, "/?language=zh")
+    page = screen.page
+    page.wait_for_function("document.querySelector('#send').textContent.trim() === '发送'")
+    page.click("#method input")
+    page.get_by_role("option", name="提示查找").wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("t")
+    page.wait_for_function("document.querySelector('.st-lesson p').textContent.includes('草稿模型')")
+    screen.close()

@@ -349,6 +349,8 @@ def test_recordings_are_whole_and_small() -> None:
         assert recording.events[-1].kind == "finish"
         methods.add(recording.events[0].method)
         assert METRICS["tokens"].of(Run.collect(recording.events)) == recording.events[-1].tokens  # type: ignore[union-attr]
+        assert WORDS["en"].get(f"recording.{name}", title) == title  # one title, in the index and in the words
+        assert dict(map(reversed, shelf.called("zh")))[name]  # type: ignore[arg-type]
     assert {"eagle1", "eagle2", "eagle3", "lookup"} <= methods
     for path in playground.TRACES.glob("*.gz"):
         assert path.stat().st_size <= 300_000

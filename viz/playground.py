@@ -31,7 +31,7 @@ from viz.lesson import page
 from viz.models import Models
 from viz.stage import Teller, message
 from viz.verdict import beside
-from viz.words import auto, say, target_name
+from viz.words import WORDS, auto, say, target_name
 
 if TYPE_CHECKING:
     from eagle_core.compare import Verdict
@@ -573,7 +573,12 @@ class Shelf:
     @property
     def titles(self) -> list[tuple[str, str]]:
         """Titles and names, in the order of the index."""
-        return [(row["title"], name) for name, row in self._rows.items()]
+        return self.called("en")
+
+    def called(self, language: str) -> list[tuple[str, str]]:
+        """The same in a language, where the words have a title for it."""
+        words = WORDS[language]
+        return [(words.get(f"recording.{name}", row["title"]), name) for name, row in self._rows.items()]
 
     def put(self, recording: Recording) -> None:
         """Add a run that lies in no file."""

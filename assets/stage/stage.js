@@ -359,7 +359,8 @@ function mountStage(root, options) {
     });
     down(); up(); down(); up();
     const top = Math.min(...L.rows.map((i) => L.y[i] - L.h[i] / 2)), bottom = Math.max(...L.rows.map((i) => L.y[i] + L.h[i] / 2 + (!beside && i >= 0 && i < s.nodes && s.nodes > 1 ? NOTE + 4 : 0)));
-    for (const i of L.rows) L.y[i] -= top;
+    const lift = beside || s.nodes === 1 ? 0 : (NOTE + 5) / 2; // a note hangs below its node, which therefore stands higher in its place
+    for (const i of L.rows) L.y[i] -= top + (i < s.nodes ? lift / L.lanes[L.col[i]] : 0);
     L.height = bottom - top;
     return L;
   }
@@ -388,6 +389,8 @@ function mountStage(root, options) {
     const over = L.width * scale - w;
     if (over <= 0) return 0;
     const level = part(s, "accept", t) > 0 ? part(s, "accept", t) * s.a.length : part(s, "verify", t) > 0 ? part(s, "verify", t) * (L.cols.length - 1) : part(s, "mask", t) > 0 ? 0 : grownAt(s, t);
+    const focus = chosen ?? lesson?.row ?? null;
+    if (focus in L.x) return Math.max(0, Math.min(over, L.x[focus] * scale - w * 0.4));
     const d = Math.floor(level), x = mix(L.cols[Math.min(d, L.cols.length - 1)], L.cols[Math.min(d + 1, L.cols.length - 1)], level - d);
     return Math.max(0, Math.min(over, x * scale - w * 0.55));
   }
@@ -482,7 +485,7 @@ function mountStage(root, options) {
     L.cols.forEach((x, d) => { if (d <= levels && X(x) < R.tree.w - 30 && X(x) - said > 52 && (said = X(x))) pen.text(d ? (w640() ? String(d) : say("ruler.depth", { d })) : say("ruler.root"), X(x) + 2, ruler, { size: 11 * big(), fill: ink.sub, alpha: d <= Math.max(grown, 0.001) + 0.01 ? 1 : 0.4 }); });
 
     // links
-    const strong = (i) => (dream ? (i === BONUS ? 0.25 : dream.walk.includes(i) ? 1 : dream.kept.has(i) ? 0.95 : 0.24) : lit && !lit.has(i) && i !== BONUS ? 0.22 : 1);
+    const strong = (i) => (dream ? (i === BONUS ? 0.25 : dream.walk.includes(i) ? 1 : dream.kept.has(i) ? 0.95 : 0.24) : lit && !lit.has(i) && i !== BONUS ? 0.4 : 1);
     for (const i of L.rows) {
       const p = i === BONUS ? s.a.at(-1) : s.p[i];
       if (p < 0 || !(p in L.x)) continue;
@@ -813,10 +816,17 @@ function mountStage(root, options) {
     set($(".st-aloud"), `“${visible(raw)}”: ` + say("why." + reason, slots));
     panel.hidden = false;
     const L = layout(s), v = view(s, L, regions(s));
-    if (i in L.x) {
-      const pw = panel.offsetWidth, ph = panel.offsetHeight, x = v.x + (L.x[i] + L.w[i]) * v.s + 14, y = v.y + L.y[i] * v.s - 30;
-      panel.style.left = Math.max(8, x + pw > box.w - 8 ? v.x + L.x[i] * v.s - pw - 14 : x) + "px";
-      panel.style.top = Math.max(8, Math.min(box.h - ph - 8, y)) + "px";
+    if (i in L.x) { // where it hides least of the tree, never the node and its path, and not far from it
+      const pw = panel.offsetWidth, ph = panel.offsetHeight, path = i >= 0 ? ancestors(s, i) : new Set(s.a);
+      const boxes = L.rows.map((j) => ({ x: v.x + L.x[j] * v.s, y: v.y + (L.y[j] - L.h[j] / 2) * v.s, w: L.w[j] * v.s, h: L.h[j] * v.s, weight: j === i || path.has(j) ? 60 : j >= s.nodes ? 1 : 4 }));
+      const here = boxes[L.rows.indexOf(i)];
+      let best = null;
+      for (let x = 8; x <= Math.max(8, box.w - pw - 8); x += 24) for (let y = 8; y <= Math.max(8, box.h - ph - 8); y += 24) {
+        const hidden = boxes.reduce((a, b) => a + (x < b.x + b.w + 6 && x + pw > b.x - 6 && y < b.y + b.h + 4 && y + ph > b.y - 4 ? b.weight : 0), 0);
+        const far = Math.hypot(x + pw / 2 - here.x - here.w / 2, y + ph / 2 - here.y - here.h / 2) / 60;
+        if (!best || hidden + far < best.cost) best = { x, y, cost: hidden + far };
+      }
+      panel.style.left = best.x + "px"; panel.style.top = best.y + "px";
     }
   }
 

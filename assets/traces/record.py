@@ -17,18 +17,18 @@ HERE = Path(__file__).parent
 SKY = "Why is the sky blue?"
 FOX = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog near the river bank."
 
-# name, title, what is asked, options. The page opens on the first.
+# name, title, what is asked, options; in the order of the lesson. The page opens on the first.
 RUNS: tuple[tuple[str, str, str, str], ...] = (
     ("sky3", "Why is the sky blue? · EAGLE-3", SKY, ""),
-    ("code", "Code: Fibonacci · EAGLE-3", "Write a Python function that returns the n-th Fibonacci number.", ""),
+    ("copy", "Repetition · prompt lookup", FOX, "--method lookup"),
+    ("repeat", "Repetition · EAGLE-3", FOX, ""),
     ("easy", "Easy: 10+2= · EAGLE-3", "10+2=", "--max-new-tokens 48"),
     ("hard", "Hard: 10+2 · EAGLE-3", "10+2", "--max-new-tokens 48"),
-    ("repeat", "Repetition · EAGLE-3", FOX, ""),
-    ("copy", "Repetition · prompt lookup", FOX, "--method lookup"),
+    ("code", "Code: Fibonacci · EAGLE-3", "Write a Python function that returns the n-th Fibonacci number.", ""),
     ("french", "Another language · EAGLE-3", "Raconte en deux phrases pourquoi la mer est salée.", ""),
+    ("dice", "Why is the sky blue? · EAGLE-3, T = 1", SKY, "--temperature 1 --seed 7"),
     ("sky2", "Why is the sky blue? · EAGLE-2", SKY, "--method eagle2"),
     ("sky1", "Why is the sky blue? · EAGLE-1", SKY, "--method eagle1"),
-    ("dice", "Why is the sky blue? · EAGLE-3, T = 1", SKY, "--temperature 1 --seed 7"),
 )
 
 
