@@ -22,6 +22,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -92,12 +93,19 @@ def best_size(values: Sequence[float], costs: Costs, drafted_ms: float) -> tuple
     Returns:
         nodes, root included (1 to len(values) + 1), and the expected tokens per millisecond; the smaller tree on a tie.
     """
-    best, rate, expected = 1, 1.0 / (drafted_ms + costs.verify(1)), 1.0
+    verify_ms = _verify_ms(costs)
+    best, rate, expected = 1, 1.0 / (drafted_ms + verify_ms[1]), 1.0
     for n, value in enumerate(values[: AUTO_LIMIT - 1], 2):
         expected += value
-        if expected / (drafted_ms + costs.verify(n)) > rate:
-            best, rate = n, expected / (drafted_ms + costs.verify(n))
+        if (tokens_per_ms := expected / (drafted_ms + verify_ms[n])) > rate:
+            best, rate = n, tokens_per_ms
     return best, rate
+
+
+@lru_cache(maxsize=64)
+def _verify_ms(costs: Costs) -> list[float]:
+    """`costs.verify` of 0 (never asked for) to `AUTO_LIMIT` rows: several sizes are weighed in every step."""
+    return [0.0, *(costs.verify(n) for n in range(1, AUTO_LIMIT + 1))]
 
 
 def next_level_pays(

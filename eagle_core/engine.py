@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -531,8 +531,9 @@ def _drawn(logits: Tensor, choices: Tensor, probs: Tensor | None) -> Tensor:
     return (logits if probs is None else probs).gather(1, choices[:, None])
 
 
+@lru_cache(maxsize=64)
 def _plain(settings: TreeSettings) -> dict[str, Any]:
-    """The settings as JSON holds them: lists for tuples, and only what is set."""
+    """The settings as JSON holds them: lists for tuples, and only what is set. Steps of equal settings share it."""
 
     def listed(value: Any) -> Any:
         if isinstance(value, dict):
