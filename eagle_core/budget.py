@@ -21,7 +21,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -208,10 +208,13 @@ class Pace:
         self._paid = _MEMORY * self._paid + paid
 
 
-def measure_costs(target: Target, drafter: Drafter) -> Costs:
+def measure_costs(target: Target, drafter: Drafter, known: Costs | None = None) -> Costs:
     """Time this pair: a few forwards each, a second or two on a laptop. Raises `EngineBusy` like `generate`.
 
     The measurement borrows the target's lock, so that nothing else runs on it meanwhile.
+
+    Args:
+        known: of the same target with another drafter; its times of the target's forwards are taken over.
     """
     import torch
 
@@ -244,9 +247,8 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
             rows = tuple(n for n in _ROWS if n <= room)
             trees = {n: path_tree(tokens[:n], torch.ones(n, device=target.device)) for n in rows}
             least = dict.fromkeys(rows, math.inf)
-            for _ in range(_ROUNDS):  # sizes in turn, so that a slow moment does not fall on one of them
-                for n in rows:
-                    least[n] = min(least[n], timed(lambda n=n: session.verify(trees[n])))  # type: ignore[misc]
+            for n in [] if known else [*rows] * _ROUNDS:  # sizes in turn: a slow moment does not fall on one of them
+                least[n] = min(least[n], timed(lambda n=n: session.verify(trees[n])))  # type: ignore[misc]
             verify = _rising(list(least.values()))
 
             drafted = {1: math.inf, deep: math.inf}
@@ -268,7 +270,8 @@ def measure_costs(target: Target, drafter: Drafter) -> Costs:
     finally:
         target.lock.release()
     level = max((drafted[deep] - drafted[1]) / (deep - 1), 0.0)
-    return Costs(rows, tuple(round(ms, 3) for ms in verify), round(drafted[1], 3), round(level, 3))
+    measured = Costs(rows, tuple(round(ms, 3) for ms in verify), round(drafted[1], 3), round(level, 3))
+    return replace(measured, rows=known.rows, verify_ms=known.verify_ms) if known else measured
 
 
 def _rising(times: Sequence[float]) -> list[float]:

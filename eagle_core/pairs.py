@@ -578,7 +578,8 @@ class Pair:
             answer(replace(settings, total_token=AUTO_LIMIT))  # refuses what cannot be honoured before measuring
             with self._lock:
                 if method not in self._costs:
-                    self._costs[method] = measure_costs(self.target, drafter)
+                    known = next(iter(self._costs.values()), None)
+                    self._costs[method] = measure_costs(self.target, drafter, known)
             settings = replace(settings, costs=self._costs[method])
         return answer(settings)
 

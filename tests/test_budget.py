@@ -97,7 +97,17 @@ def test_a_drafter_of_almost_no_context_can_be_measured() -> None:
     assert measure_costs(target, drafter).level_ms == 0
 
 
-@pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle2", "eagle3", "chain"])
+def test_the_targets_forwards_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    first = measure_costs(target, drafter_for("vanilla", target))
+    with monkeypatch.context() as patch:
+        patch.setattr("eagle_core.target.Session.verify", None)
+        second = measure_costs(target, drafter_for("eagle3", target), first)
+    assert (second.rows, second.verify_ms) == (first.rows, first.verify_ms)
+    assert second.extend_ms > first.extend_ms and second.level_ms > 0
+
+
+@pytest.mark.parametrize("method", ["vanilla", "lookup", "eagle2", "eagle3", "hybrid", "chain"])
 def test_measuring_leaves_the_pair_as_it_was(method: str) -> None:
     target = tiny_target()
     drafter = drafter_for(method, target)
