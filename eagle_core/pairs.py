@@ -398,7 +398,7 @@ class Pair:
                 self._failures.append(str(error))
                 raise
             self._parts[needs] = part
-            served = tuple(name for name, row in METHODS.items() if needs in (row.needs, *row.instead))
+            served = tuple(name for name in METHODS if self._part(name) == needs)
             for name in served:
                 self._drafters.pop(name, None)
                 self._costs.pop(name, None)

@@ -439,7 +439,8 @@ def test_a_preset_with_broken_heads_still_answers_and_is_loud(
     monkeypatch.setitem(PRESETS, "mine", pairs.Preset("mine", str(folder), tuple(map(str, heads.values()))))
     pair = load_pair("mine")
     assert pair.preset == "mine"
-    assert pair.methods == ("vanilla", "lookup", "eagle1", "eagle2")
+    assert pair.methods == ("vanilla", "lookup", "eagle1", "eagle2", "hybrid")
+    assert pair.drafter("hybrid").head is pair.drafter("eagle2").head  # type: ignore[attr-defined]
     assert "0 bytes" in str(pair.why_not("eagle3")) and len(pair.failures) == 1 and "0 bytes" in pair.failures[0]
     assert len(_ids(pair.generate("w5", method="vanilla", max_new_tokens=3))) == 3
     assert load_pair(str(folder)).preset == "mine"  # also by the target's own name
@@ -458,8 +459,10 @@ def test_a_named_drafter_that_fails_leaves_the_pair_as_it_was(
     with pytest.raises(CheckpointError, match="JSON"):
         load_pair(folder, other)
     assert pair.drafter("eagle3") is before and "JSON" in pair.failures[0]
-    assert pair.add(heads["eagle1"]) == ("eagle1", "eagle2")
-    assert pair.add(heads["eagle3"], norm_output=True) == ("eagle3",)
+    hybrid = pair.drafter("hybrid")
+    assert pair.add(heads["eagle1"]) == ("eagle1", "eagle2") and pair.drafter("hybrid") is hybrid
+    assert pair.add(heads["eagle3"], norm_output=True) == ("eagle3", "hybrid")
+    assert pair.drafter("hybrid").head is pair.drafter("eagle3").head  # type: ignore[attr-defined]
     assert pair.drafter("eagle3") is not before
     assert pair.facts("eagle3")["flags"]["norm_output"] and pair.facts("vanilla") == {}
 
