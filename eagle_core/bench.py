@@ -370,6 +370,7 @@ def summary(
         "ratio_to_vanilla": ratio_to("vanilla"),
         "overhead": _overhead(answers.values()),
         "split": _split(pooled),
+        "costs": pooled.starts[0].settings.get("costs") if pooled.starts else None,  # what -1 decided by
         "step_ms": METRICS["step_ms"].of(pooled),
         "verify_ms": quartiles(verify_ms),
         "floor_share": floor_ms / statistics.median(verify_ms) if floor_ms and verify_ms else None,

@@ -346,6 +346,8 @@ def test_a_sweep_on_the_command_line_is_what_the_lab_draws(tmp_path, capsys):
     assert len(draw(lab, "total_token").data) == 4
     assert set(found["sweep"]["auto_vs_best"]) == {"0", "1"}
     assert found["sweep"]["auto_vs_best"]["0"]["hybrid"]["all"]["ratio"]["n"] == 2
+    costs = found["methods"]["hybrid@-1/2"]["costs"]
+    assert costs["rows"][0] == 1 and costs["level_ms"] >= 0 and found["methods"]["hybrid@8/2"]["costs"] is None
     assert "-1 / best" in text and found["methods"]["eagle3@-1/2"]["ids"] == {"equal": 2}
 
 
