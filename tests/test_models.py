@@ -55,11 +55,19 @@ class Elsewhere:
                 if self.broken:
                     raise self.broken
                 self.asked.append(duration(*args))
-                for item in task(*pickle.loads(pickle.dumps(args))):
+                items = task(*pickle.loads(pickle.dumps(args)))
+                while True:
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                    except Exception as e:  # the package hands on the kind of an error, not its sentence
+                        raise RuntimeError(type(e).__name__) from None
                     try:
                         yield pickle.loads(pickle.dumps(item))
                     except GeneratorExit:
                         self.closed += 1
+                        items.close()
                         raise
 
             return away
