@@ -118,6 +118,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "recording.sky3": ("Why is the sky blue? · EAGLE-3", "Why is the sky blue? · EAGLE-3"),
     "recording.copy": ("Repetition · prompt lookup", "重复 · 提示查找"),
     "recording.repeat": ("Repetition · EAGLE-3", "重复 · EAGLE-3"),
+    "recording.both": ("Repetition · hybrid", "重复 · 混合"),
     "recording.easy": ("Easy: 10+2= · EAGLE-3", "容易：10+2= · EAGLE-3"),
     "recording.hard": ("Hard: 10+2 · EAGLE-3", "困难：10+2 · EAGLE-3"),
     "recording.code": ("Code: Fibonacci · EAGLE-3", "代码：斐波那契 · EAGLE-3"),

@@ -22,6 +22,7 @@ RUNS: tuple[tuple[str, str, str, str], ...] = (
     ("sky3", "Why is the sky blue? · EAGLE-3", SKY, ""),
     ("copy", "Repetition · prompt lookup", FOX, "--method lookup"),
     ("repeat", "Repetition · EAGLE-3", FOX, ""),
+    ("both", "Repetition · hybrid", FOX, "--method hybrid"),
     ("easy", "Easy: 10+2= · EAGLE-3", "10+2=", "--max-new-tokens 48"),
     ("hard", "Hard: 10+2 · EAGLE-3", "10+2", "--max-new-tokens 48"),
     ("code", "Code: Fibonacci · EAGLE-3", "Write a Python function that returns the n-th Fibonacci number.", ""),
