@@ -51,8 +51,7 @@ def main() -> None:
             arrive(tab, address)
             tab.evaluate(f"stage.jump({step}, '{phase}')")
             if extra:
-                row = steps[step].accepted[0]
-                wrong = next(n.id for n in steps[step].nodes if n.fate == "not the draw" and n.parent == row)
+                wrong = next(n.id for n in steps[step].nodes if n.fate == "not the draw")
                 tab.evaluate(f"stage.choose({wrong})")
             tab.wait_for_timeout(600)
             tab.screenshot(path=HERE / f"{name}.png")
