@@ -84,6 +84,7 @@ def theme() -> gr.themes.Base:
 
 
 CSS = """
+.dark input[type="range"] { --neutral-200: #2c3441; }
 .gradio-container { --layout-gap: 10px; }
 main.fillable { padding: 12px 22px 8px !important; }
 .sidebar { background: var(--background-fill-primary) !important; }

@@ -111,7 +111,8 @@ def alive() -> tuple[int, int, Counter[str]]:
     gc.collect()
     objects = gc.get_objects()
     tensors = [o for o in objects if isinstance(o, torch.Tensor)]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    plain = [t for t in tensors if t.layout == torch.strided]  # packed weights tell of no storage
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in plain}
     return len(tensors), sum(storages.values()), Counter(type(o).__qualname__ for o in objects)
 
 

@@ -536,7 +536,8 @@ def test_the_lesson(screen: Screen, site: SimpleNamespace) -> None:
     page.click('.st-tools [data-act="lesson"]')
     for i, key in enumerate(PAGES):
         page.wait_for_function(f"stage.state.lesson === '{key}'")
-        assert page.inner_text(".st-caption").startswith(f"{i + 1} of {len(PAGES)} · ")
+        at = f"{i + 1} of {len(PAGES)} · "  # painted with the next frame
+        page.wait_for_function(f"document.querySelector('.st-caption').innerText.startsWith({at!r})")
         text = page.inner_text(".st-lesson p")
         assert "{" not in text and "undefined" not in text and len(text) > 40
         screen.until(f"!state.playing && state.phase === '{PAGES[key][0]}'")
