@@ -11,6 +11,7 @@ widgets is in `viz.playground`.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import os
@@ -547,8 +548,9 @@ def opening(trace: str | None, shelf: Shelf) -> Recording | None:
     if trace is None:
         return next((shelf[name] for _, name in shelf.titles), None)
     path = Path(trace)
-    with path.open(encoding="utf-8") as lines:
-        return Recording.of(path.stem, load_trace(lines), title=path.stem)
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        return Recording.of(name, load_trace(lines), title=name)
 
 
 def start(

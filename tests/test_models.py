@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from eagle_core.target import Target
 from tests.conftest import eagle_head, tiny_model
 from viz import models as module
 from viz.models import Load, Models, lease
-from viz.playground import Playground, Shelf
+from viz.playground import TRACES, Playground, Shelf
 from viz.words import WORDS
 
 IDS = [3, 1, 4, 1, 5]
@@ -206,3 +208,12 @@ class TestLentGpu:
         space.GPU = Elsewhere().GPU  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "spaces", space)
         assert app.lent() is space.GPU
+
+
+def test_a_trace_is_opened_packed_as_recordings_are_and_plain(tmp_path: Path) -> None:
+    packed = next(TRACES.glob("*.jsonl.gz"))
+    plain = tmp_path / packed.stem
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    for path in (packed, plain):
+        found = app.opening(str(path), Shelf())
+        assert found is not None and found.name == plain.stem and len(found.events) > 2
