@@ -481,7 +481,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
 
             Args:
                 prompt: what the user says; the target's own chat template is applied.
-                method: vanilla, lookup, chain, chain-sampled, eagle1, eagle2 or eagle3.
+                method: vanilla, lookup, chain, chain-sampled, eagle1, eagle2, eagle3 or hybrid.
                 max_new_tokens: length of the answer at most.
                 temperature: 0 is greedy.
                 seed: the same seed draws the same text.

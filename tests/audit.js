@@ -72,5 +72,17 @@ window.audit = (() => {
       .observe(document.querySelector(".stage"), { childList: true, subtree: true });
     return (window.moves = moves);
   }
-  return { readable, drawn, focused, watch };
+
+  function settle() { // resolves when nothing outside the stage has changed for a while, after 5 s in any case
+    return new Promise((done) => {
+      let timer;
+      const watcher = new MutationObserver((all) => all.some((m) => !m.target.parentElement?.closest("#stage")) && still());
+      const end = () => { watcher.disconnect(); done(); };
+      const still = () => { clearTimeout(timer); timer = setTimeout(end, 400); };
+      watcher.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+      setTimeout(end, 5000);
+      still();
+    });
+  }
+  return { readable, drawn, focused, watch, settle };
 })();

@@ -144,7 +144,7 @@ class Screen:
         self.page.wait_for_function("window.stage && window.stage.state.steps > 0")
         self.seconds = time.perf_counter() - began
         self.page.wait_for_function("stage.state.known")  # the server has greeted this visitor
-        self.page.wait_for_timeout(200)
+        self.settle()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -158,6 +158,21 @@ class Screen:
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).first.inner_text()
+
+    def sees(self, condition: str, what: Any = None, timeout: float = 10) -> None:
+        """Waits for what the page draws a frame, or an answer of the server, later. `what` is the condition's
+        argument."""
+        try:
+            self.page.wait_for_function(condition, arg=what, timeout=timeout * 1000)
+        except Exception as e:
+            raise AssertionError(f"not so after {timeout} s: {condition} ({what}); the stage is at {self.state}") from e
+
+    def counts(self, selector: str, n: int) -> None:
+        self.sees("([selector, n]) => document.querySelectorAll(selector).length === n", [selector, n])
+
+    def settle(self) -> None:
+        """Waits until nothing outside the stage changes any more."""
+        self.page.evaluate("audit.settle()")
 
     def choose(self, method: str) -> None:
         self.page.click("#method input")
@@ -203,7 +218,7 @@ def test_opens_on_a_recording(screen: Screen) -> None:
     assert screen.seconds < 4 * (3 if os.environ.get("CI") else 2)  # 4 s on a quiet machine; the test's may be busy
     screen.page.evaluate("stage.jump(4)")
     assert screen.state["run"] == "first" and screen.state["steps"] == 14 and not screen.state["playing"]
-    assert screen.page.locator(".st-answer .tok").count() > 20
+    screen.sees("document.querySelectorAll('.st-answer .tok').length > 20")
 
 
 def test_answers_with_a_verdict(screen: Screen, pair: TinyPair) -> None:
@@ -220,10 +235,12 @@ def test_answers_with_a_verdict(screen: Screen, pair: TinyPair) -> None:
         for o in (["draft"] * (len(e.accepted) - 1) + ["bonus"])[: len(e.emitted)]
     ]
     assert origins == wanted
-    assert screen.text(".st-foot .equal") == say("en", "verdict.equal", n=24)
+    screen.sees(
+        "said => document.querySelector('.st-foot .equal').innerText === said", say("en", "verdict.equal", n=24)
+    )
     screen.page.evaluate("document.querySelector('.st-truth').open = true")
     screen.page.wait_for_function("document.querySelector('.st-lane.plain span').textContent.includes('24')")
-    assert screen.page.locator(".st-pays").inner_text().startswith("Speculation")
+    screen.sees("document.querySelector('.st-pays').innerText.startsWith('Speculation')")
 
 
 def _settings(total: int) -> Any:
@@ -240,14 +257,14 @@ def test_stop_acts_at_once_and_the_next_prompt_works(browser: Any, site: SimpleN
         screen.until("state.run !== 'first' && state.steps >= 3")
         screen.page.click("#stop")
         screen.until("state.finished", 5)
-        assert "stopped by you" in screen.text(".st-turn:last-child .st-foot")
+        screen.sees("document.querySelector('.st-turn:last-child .st-foot').innerText.includes('stopped by you')")
         assert screen.state["steps"] < 100
     finally:
         pair.slow.pause = 0
     first = screen.state["run"]
     screen.ask("again")
     screen.until(f"state.run !== '{first}' && state.finished && !state.note")
-    assert screen.page.locator(".st-turn").count() == 2  # a conversation goes on
+    screen.counts(".st-turn", 2)  # a conversation goes on
     screen.close()
 
 
@@ -332,7 +349,7 @@ def test_what_if(viewer: Screen, site: SimpleNamespace) -> None:
         assert page.evaluate("stage.whatIf({ total_token: 24, depth: 7, top_k: 8 }).unknown") == "if.deeper"
         assert page.evaluate("stage.whatIf({ total_token: 24, depth: 6, top_k: 9 }).unknown") == "if.wider"
     page.locator('.st-if input[name="total_token"]').fill("2")
-    assert page.locator(".st-if-say").inner_text()
+    page.wait_for_function("document.querySelector('.st-if-say').innerText")
 
 
 def test_keep_and_open_again(screen: Screen, site: SimpleNamespace, tmp_path: Path, browser: Any) -> None:
@@ -394,7 +411,7 @@ def test_a_link_restores_the_view(browser: Any, site: SimpleNamespace) -> None:
     assert page.input_value("#temperature input[type=number]") == "0.7"
     assert page.input_value("#depth input[type=number]") == "6"  # 999 is no depth
     page.wait_for_function("document.querySelector('#send').textContent.trim() === '发送'")
-    assert page.locator(".st-caption").inner_text().startswith("展平")
+    screen.sees("document.querySelector('.st-caption').innerText.startsWith('展平')")
     page.click("#link")
     page.wait_for_function("location.search.includes('recording=second') && location.search.includes('phase=mask')")
     screen.close()
@@ -411,11 +428,12 @@ def test_keyboard_alone(viewer: Screen) -> None:
     assert viewer.state["k"] == 13
     page.keyboard.press("Home")
     page.keyboard.press("?")
-    assert page.locator(".st-help").is_visible()
+    page.locator(".st-help").wait_for()
     page.keyboard.press("Escape")
     page.keyboard.press("n")
     page.keyboard.press("ArrowRight")
-    assert viewer.state["chosen"] > 0 and page.locator(".st-why").is_visible()
+    page.locator(".st-why").wait_for()
+    assert viewer.state["chosen"] > 0
     page.keyboard.press("Escape")
     page.keyboard.press(" ")
     assert viewer.state["playing"]
@@ -485,24 +503,27 @@ def test_lab_sweeps_a_knob(screen: Screen) -> None:
 def test_own_static_tree(screen: Screen, pair: TinyPair) -> None:
     page = screen.page
     page.click("#static > button")
-    assert page.locator("#editor .node").count() == 26  # the reference's, root included, until something is written
-    page.wait_for_timeout(500)  # what the page still sets when it has just loaded would undo what is typed at once
+    written = "tree => document.querySelector('#static_tree textarea').value.replaceAll(' ', '') === tree"
+    screen.counts("#editor .node", 26)  # the reference's, root included, until something is written
+    screen.settle()  # what is still on its way when the drawer opens would undo what is typed at once
     page.fill("#static_tree textarea", "[[0],[1]]")
-    assert page.locator("#editor .node").count() == 3
+    screen.counts("#editor .node", 3)
     page.locator("#editor .node").nth(1).click()
+    screen.counts("#editor .node", 4)
     page.locator("#editor .node").first.click()
-    assert json.loads(page.input_value("#static_tree textarea")) == [[0], [1], [2], [0, 0]]
+    screen.sees(written, "[[0],[1],[2],[0,0]]")
+    screen.counts("#editor .node", 5)
     page.locator("#editor .node").nth(2).click(modifiers=["Shift"])
-    assert json.loads(page.input_value("#static_tree textarea")) == [[0], [2], [0, 0]]
-    page.wait_for_timeout(300)
+    screen.sees(written, "[[0],[2],[0,0]]")
+    screen.settle()
     screen.choose("eagle1")
     page.wait_for_function("document.querySelector('#top_k').textContent.includes('EAGLE-1 does not use this')")
     screen.ask("a tree of my own")
     screen.until("state.run !== 'first' && state.finished && !state.note")
     page.evaluate("stage.jump(1)")
-    assert page.evaluate("stage.drawn") == 4
+    screen.sees("stage.drawn === 4")
     page.fill("#static_tree textarea", "[[0],[1,0]]")
-    page.wait_for_timeout(300)
+    screen.settle()
     screen.ask("a broken one")
     screen.until("state.note && state.note.key === 'status.error' && state.note.text.includes('has no parent')")
 
@@ -527,8 +548,8 @@ def test_live_at_engine_speed(screen: Screen) -> None:
     """Events as fast as they come: every one arrives, and the picture keeps up."""
     screen.ask("quick")
     screen.until("state.run !== 'first' && state.finished")
-    missing = screen.page.evaluate("stage.state.steps - document.querySelectorAll('.st-answer .tok.bonus').length")
-    assert missing in (0, 1)  # the last step may end at the limit, within its path
+    # the last step may end at the limit, within its path
+    screen.sees("[0, 1].includes(stage.state.steps - document.querySelectorAll('.st-answer .tok.bonus').length)")
 
 
 def test_the_lesson(screen: Screen, site: SimpleNamespace) -> None:
@@ -722,14 +743,15 @@ def test_a_pair_on_its_way_shows_how_far_it_is(browser: Any, pair: TinyPair, mon
         screen.ask("hello")
         screen.until("state.note && state.note.what === 'load.download'")
         bar = screen.page.locator(".st-load")
-        assert bar.is_visible() and bar.get_attribute("aria-valuenow") == "45"
+        screen.sees("document.querySelector('.st-load')?.getAttribute('aria-valuenow') === '45'")
+        assert bar.is_visible()
         screen.page.keyboard.press("Escape")  # Stop ends the wait, not the loading
         screen.until("state.note && state.note.key === 'status.cancelled'")
         screen.ask("hello again")
         screen.until("state.note && state.note.what === 'load.download'")
         go.set()
         screen.until("state.run !== 'first' && state.finished && !state.note")
-        assert not bar.is_visible()
+        bar.wait_for(state="hidden")
         screen.close()
     finally:
         go.set()
