@@ -35,6 +35,7 @@ function mountStage(root, options) {
   let hover = null, chosen = null; // rows of the step
   let rate = 1, gap = 600, lastArrival = 0; // live: how fast a step may be told
   let camera = null; // {s, x, y} while the reader has zoomed or panned; null fits
+  let whole = false; // fit all of a tree, however small that makes it, rather than follow the moment along one too long to read
   let lesson = null; // the page of the lesson on stage
   let until = null; // where the time of a lesson's page ends
   let entry = null; // where the token that is now the root stood in the step before
@@ -245,7 +246,7 @@ function mountStage(root, options) {
     first() { halt(); go(0); },
     last() { halt(); go(run.steps.length - 1); },
     live() { if (!step()) return; follow = true; playing = false; go(run.steps.length - 1); },
-    fit() { camera = null; },
+    fit() { const s = step(), R = s && regions(s).tree; whole = !whole && !camera && !!s && across(layout(s), R) < SMALL; camera = null; }, // all of it; once more: its readable part
     zoomin() { zoom(1.25); },
     zoomout() { zoom(0.8); },
     full() { projector(); },
@@ -274,7 +275,7 @@ function mountStage(root, options) {
   const GAP = 32, FONT = 13, NOTE = 11;
   const noteOf = (s, i) => "▸ " + clip(visible(s.gx[i]), 10) + " " + number(s.gp[i]); // what the target drew at a node
   function layout(s) { // what the target drew stands beside a node or below it, whichever leaves the tree larger
-    const folded = folds.get(s), R = regions(s).tree, key = [ghosts, R.w, R.h, ...(folded ?? [])].join();
+    const folded = folds.get(s), R = regions(s).tree, key = [ghosts, whole, R.w, R.h, ...(folded ?? [])].join();
     let all = layouts.get(s);
     if (!all) layouts.set(s, (all = new Map()));
     if (!all.has(key)) {
@@ -284,8 +285,12 @@ function mountStage(root, options) {
     }
     return all.get(key);
   }
-  const PAD = { top: 32, bottom: 10 };
-  const fits = (L, R) => Math.min(w640() ? 9 : (R.w - 2 * (w640() ? 14 : 24)) / L.narrow, (R.h - PAD.top - PAD.bottom) / L.height);
+  const PAD = { top: 32, bottom: 10 }, SMALL = 0.75; // scale below which words are hard to read
+  const across = (L, R) => (R.w - 2 * (w640() ? 14 : 24)) / L.narrow;
+  const fits = (L, R) => { // what is too long scrolls with the moment instead: on a phone always, elsewhere where it would become unreadable
+    const high = (R.h - PAD.top - PAD.bottom) / L.height;
+    return Math.min(whole ? across(L, R) : w640() ? 9 : Math.max(across(L, R), SMALL), high);
+  };
   function arrange(s, folded, beside) {
     const total = s.p.length, L = { rows: [], x: {}, y: {}, w: {}, h: {}, size: {}, col: {}, lanes: [], left: new Map(), spread: 0, width: 0, height: 0, cols: [], beside, note: {}, tail: {} };
     const placed = (i) => i < s.nodes || ghosts === "show" || (ghosts === "count" && s.e[i]);
@@ -379,7 +384,7 @@ function mountStage(root, options) {
     if (camera) return camera;
     const pad = w640() ? 14 : 24, { top, bottom } = PAD;
     const fit = Math.min(fits(L, R.tree), root.classList.contains("projector") ? 1.9 : 1.3);
-    const scale = w640() ? Math.min(fit, 1) : steady(fit); // a phone shows a part, and follows the moment
+    const scale = w640() && !whole ? Math.min(fit, 1) : steady(fit); // a phone shows a part, and follows the moment
     const room = ((R.tree.w - 2 * pad) / scale - L.narrow) / Math.max(1, L.cols.length - 1);
     spread(L, Math.max(0, Math.min(56, room)));
     return { s: scale, x: R.tree.x + pad - shift(s, L, scale, R.tree.w - 2 * pad), y: R.tree.y + top + Math.max(0, (R.tree.h - top - bottom - L.height * scale) / 2) };
@@ -566,7 +571,7 @@ function mountStage(root, options) {
   function drawMask(pen, s, L, R, v, f, { dream, lit, focus, left, mid, stands }) {
     const g = maskGeometry(s, R), { n, cell } = g, kept = s.a.length;
     const shown = s.p.length > n || score(s).levels ? f.mask : 1;
-    if (camera) pen.rect(R.mask.x - 6, R.mask.y - 2, R.mask.w + 12, R.mask.h + 4, 0, { fill: ink.surface });
+    if (camera || (!w640() && v.x + L.width * v.s > R.mask.x)) pen.rect(R.mask.x - 6, R.mask.y - 2, R.mask.w + 12, R.mask.h + 4, 0, { fill: ink.surface });
     pen.line([[R.mask.x - 6, 16], [R.mask.x - 6, box.h - 16]].map(([x, y]) => (w640() ? [y === 16 ? 12 : box.w - 12, R.mask.y - 2] : [x, y])), { stroke: ink.hair, width: 1 });
     pen.text(say("mask.title"), g.x, R.mask.y + 16, { size: 12 * big(), weight: 600, fill: ink.sub, alpha: 0.35 + 0.65 * shown });
     pen.text(say("mask.axes"), g.x, R.mask.y + 29 + (big() - 1) * 12, { size: 10.5 * big(), fill: ink.sub, alpha: 0.35 + 0.65 * shown });
