@@ -636,6 +636,26 @@ def test_numbers_at_the_edges(screen: Screen, tmp_path: Path) -> None:
         assert not re.search(r"NaN|Infinity|undefined|\binf\b", text)
 
 
+def test_a_long_draft_stays_readable(screen: Screen, tmp_path: Path) -> None:
+    """A straight draft of 22 levels follows the moment instead of shrinking to fit; Fit shows all of it, and back."""
+    file = tmp_path / "long.jsonl"
+    file.write_text(
+        "".join(dump(e) + "\n" for e in synthetic.run(4, steps=3, total=23, depth=22, top_k=1)), encoding="utf-8"
+    )
+    page = screen.page
+    page.set_input_files(".st-file", file)
+    screen.until("state.steps === 3 && state.run !== 'first'")
+    page.evaluate("stage.jump(1, 'grow')")
+    right = page.evaluate("document.querySelector('.st-board canvas').getBoundingClientRect().right")
+    end = page.evaluate("stage.locate(22)")
+    assert end["scale"] > 0.7 and end["x"] < right  # the level drawn last is on the board
+    page.evaluate("stage.jump(1, 'rerank')")
+    page.evaluate("stage.act('fit')")
+    assert page.evaluate("stage.locate(22).scale") < 0.7
+    page.evaluate("stage.act('fit')")
+    assert page.evaluate("stage.locate(22).scale") == end["scale"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(browser: Any, site: SimpleNamespace, scheme: str) -> None:
     screen = Screen(browser, site, color_scheme=scheme, reduced_motion="reduce")

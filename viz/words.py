@@ -616,7 +616,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "keys.fold": ("fold or unfold below the node", "折叠或展开节点以下"),
     "keys.lesson": ("the lesson; its next and previous page", "课程；下一页与上一页"),
     "keys.live": ("follow the newest step", "跟随最新一步"),
-    "keys.fit": ("fit the tree", "适应窗口"),
+    "keys.fit": ("fit the tree; a long one: all of it, or its readable part", "适应窗口；长的树：全部，或可读的部分"),
     "keys.zoom": ("zoom", "缩放"),
     "keys.whatif": ("what if this step had another budget?", "假如这一步用别的预算？"),
     "keys.full": ("projector mode", "投影模式"),
