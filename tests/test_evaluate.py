@@ -16,6 +16,7 @@ from eagle_core.engine import generate
 from eagle_core.errors import InvalidRequest, TraceError
 from eagle_core.events import Event, Finish
 from eagle_core.metrics import METRICS, Run
+from eagle_core.training.card import _evaluation
 from eagle_core.training.evaluate import Setting, choose, evaluate, figure, fingerprint, keep, kept, numbers, tables
 from eagle_core.training.recall import Recalled, write_answers
 from eagle_core.verify import Sampling
@@ -93,6 +94,20 @@ def test_numbers_are_pooled_over_steps_and_by_category():
     low, high = found["tau_interval"]
     assert 2 <= low <= found["tau"] <= high <= 2.5
     json.dumps(found, allow_nan=False)
+
+
+def test_the_card_tells_what_was_measured():
+    runs = {1: run(chain(1, 1, 1), chain(0, 0, 0, index=1)), 2: run(chain(1, 0, 0, outside=[1]))}
+    found = numbers(runs, {1: "writing", 2: "qa"})
+    report = found | {
+        "sampling": {"temperature": 0.0}, "prompts_file": "p.jsonl", "max_new_tokens": 8, "dtype": "float32",
+        "settings": {"main": found},
+    }  # fmt: skip
+    text = "\n".join(_evaluation(report))
+    assert "| main | 2.333 |" in text and "| qa | 1 | 2.000 |" in text and "lacks 14.3%" in text
+    assert "at most" not in text  # no bin is full enough to be judged
+    report["calibration"] = {"confidence_gap": 0.0412}
+    assert "at most 0.041 apart" in "\n".join(_evaluation(report))
 
 
 def test_answers_of_one_token_have_no_steps_and_harm_nothing():

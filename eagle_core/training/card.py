@@ -69,6 +69,12 @@ def _evaluation(report: dict[str, Any]) -> list[str]:
     ]
     if report.get("outside_draft_vocab"):
         lines += ["", f"The draft vocabulary lacks {report['outside_draft_vocab']:.1%} of what the target said."]
+    gap = report.get("calibration", {}).get("confidence_gap")
+    if gap is not None:
+        lines += [
+            "",
+            f"Confidence against how often nodes are accepted: at most {gap:.3f} apart in a bin of 200 or more.",
+        ]
     return lines
 
 
