@@ -650,6 +650,10 @@ def test_a_long_draft_stays_readable(screen: Screen, tmp_path: Path) -> None:
     end = page.evaluate("stage.locate(22)")
     assert end["scale"] > 0.7 and end["x"] < right  # the level drawn last is on the board
     page.evaluate("stage.jump(1, 'rerank')")
+    kept = ElementTree.fromstring(page.evaluate("stage.svg()"))
+    assert page.evaluate("stage.locate(22).scale") == end["scale"]  # as it was; the picture shows all of the tree
+    places = [float(t.attrib["x"]) for t in kept.iter("{http://www.w3.org/2000/svg}text")]
+    assert len(places) > 40 and 0 <= min(places) <= max(places) <= float(kept.attrib["width"])
     page.evaluate("stage.act('fit')")
     assert page.evaluate("stage.locate(22).scale") < 0.7
     page.evaluate("stage.act('fit')")

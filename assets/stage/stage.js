@@ -203,7 +203,7 @@ function mountStage(root, options) {
   }
   function stageRun(r) {
     if (run === r) return;
-    run = r; k = -1; t = 0; follow = true; options.onStage?.(r.name); lastArrival = 0; gap = 600; chosen = hover = null; camera = null; hideWhy();
+    run = r; k = -1; t = 0; follow = true; options.onStage?.(r.name); lastArrival = 0; gap = 600; chosen = hover = null; camera = null; whole = false; hideWhy();
     for (const other of runs.values()) other.turn?.classList.toggle("active", other === r);
     $(".st-chat").scrollTop = 1e9;
   }
@@ -1094,9 +1094,14 @@ function mountStage(root, options) {
     const list = (pairs) => pairs.filter(([, v]) => typeof v === "number").map(([name, v]) => `${name} ${v}`).join(" · ");
     return [say("method." + a.method), list(tree), list(draw), prose(a.target ?? ""), a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, readable(run.verdict)) : say("verdict.none")].filter(Boolean).join("  ·  ");
   }
+  function picture(pen) { // what is kept shows all of a tree, unless the reader chose a part of it
+    const was = whole;
+    whole = !camera;
+    try { draw(pen); } finally { whole = was; }
+  }
   function svg() {
     const parts = [], caption_ = $(".st-caption").textContent;
-    draw(svgPen(parts));
+    picture(svgPen(parts));
     const head = []; svgPen(head).text(caption_, 16, box.h + 22, { size: 13, weight: 600, fill: ink.ink });
     const lines = [], room = box.w - 32;
     for (const part of about().split("  ·  ")) {
