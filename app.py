@@ -242,6 +242,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                     gr.Dropdown, _expansions("en"), value="value", keys=label("expand_by"), elem_id="expand_by"
                 )
                 rerank = word(gr.Checkbox, True, keys=label("rerank"), elem_id="rerank")
+                coupled = word(gr.Checkbox, True, keys=label("coupled", True), elem_id="coupled")
                 system = word(
                     gr.Textbox, "", lines=2, max_lines=6, max_length=4000, keys=label("system"), elem_id="system"
                 )
@@ -359,7 +360,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         knobs = {
             "method": method, "total_token": total, "depth": depth, "top_k": top_k, "temperature": temperature,
             "top_p": top_p, "sampling_top_k": sampling_top_k, "min_p": min_p, "seed": seed, "max_new_tokens": limit,
-            "expand_by": expand_by, "rerank": rerank, "static_tree": static,
+            "expand_by": expand_by, "rerank": rerank, "coupled": coupled, "static_tree": static,
         }  # fmt: skip
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -425,12 +426,12 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             uses = USES[name]
             out: list[Any] = [gr.update(choices=_methods(language), info=say(language, f"method.{name}.explain"))]
             reason = say(language, "unused", method=say(language, f"method.{name}"))
-            for key in ("total_token", "depth", "top_k", "expand_by", "rerank"):
+            for key in ("total_token", "depth", "top_k", "expand_by", "rerank", "coupled"):
                 info = say(language, f"{key}.info") if f"{key}.info" in WORDS[language] else None
                 out.append(gr.update(interactive=key in uses, info=info if key in uses else reason))
             return out
 
-        fitted = [method, total, depth, top_k, expand_by, rerank]
+        fitted = [method, total, depth, top_k, expand_by, rerank, coupled]
         method.change(fit_knobs, [method, language], fitted, **quiet)
 
         def play(request: gr.Request, name: str) -> str | None:

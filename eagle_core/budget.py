@@ -221,7 +221,7 @@ def measure_costs(target: Target, drafter: Drafter, known: Costs | None = None) 
     from eagle_core.drafters import Feedback, TreeSettings
     from eagle_core.errors import EngineBusy
     from eagle_core.tree import path_tree
-    from eagle_core.verify import Sampling
+    from eagle_core.verify import Noise, Sampling
 
     if not target.lock.acquire(blocking=False):
         raise EngineBusy(f"{target.name} is giving an answer; its costs can be measured after it")
@@ -254,7 +254,7 @@ def measure_costs(target: Target, drafter: Drafter, known: Costs | None = None) 
             drafted = {1: math.inf, deep: math.inf}
             if drafter.context > context + _PAIRS * drafts + deep:
                 budgets = {depth: TreeSettings(total_token=16, depth=depth) for depth in drafted}
-                drafter.reset(context + AUTO_LIMIT, budgets[deep], Sampling())
+                drafter.reset(context + AUTO_LIMIT, budgets[deep], Sampling(), Noise(0, target.device))
                 at = context
                 drafter.propose(Feedback(ids[: at + 1], tokens[:at], features, tokens[at, None]), budgets[1])
                 for depth in [*drafted] * _ROUNDS:

@@ -76,7 +76,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tree(parser: argparse.ArgumentParser) -> None:
-    """--total-token, --depth, --tree-top-k, --expand-by, --no-rerank, --static-tree."""
+    """--total-token, --depth, --tree-top-k, --expand-by, --no-rerank, --uncoupled, --static-tree."""
     usual = TreeSettings()
     parser.add_argument(
         "--total-token", type=int, default=usual.total_token,
@@ -93,6 +93,9 @@ def add_tree(parser: argparse.ArgumentParser) -> None:
         "--expand-by", choices=["value", "confidence"], default=usual.expand_by, help="what the beam ranks by"
     )
     parser.add_argument("--no-rerank", action="store_true", help="keep the beam itself instead of the best candidates")
+    parser.add_argument(
+        "--uncoupled", action="store_true", help="above temperature 0, draft without knowing the noise of the draw"
+    )
     parser.add_argument("--static-tree", metavar="PATHS", help='EAGLE-1\'s template as JSON, e.g. "[[0],[1],[0,0]]"')
 
 
@@ -115,7 +118,10 @@ def tree_of(args: argparse.Namespace) -> TreeSettings:
             paths = Template.parse(json.loads(args.static_tree)).paths
         except (ValueError, TypeError, RecursionError) as e:
             raise InvalidRequest(f"--static-tree takes rank paths as JSON, such as [[0],[1],[0,0]]: {e}") from None
-    return TreeSettings(args.total_token, args.depth, args.tree_top_k, args.expand_by, not args.no_rerank, paths)
+    return TreeSettings(
+        args.total_token, args.depth, args.tree_top_k, args.expand_by, not args.no_rerank, paths,
+        coupled=not args.uncoupled,
+    )  # fmt: skip
 
 
 def prompt_of(args: argparse.Namespace) -> str | list[int]:

@@ -221,7 +221,7 @@ class _Answer:
         try:
             session = self.target.session(self.room, self.drafter.capture)
             if self._speculates:
-                self.drafter.reset(self.room, self.settings, self.sampling)
+                self.drafter.reset(self.room, self.settings, self.sampling, self.noise)
             first, features = self._prefill(session)
             if first is None:
                 reason = "cancelled"

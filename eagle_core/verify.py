@@ -14,11 +14,15 @@ The noise of a draw is keyed by *(seed, absolute position)*, not by node or by s
 same seed draws the same tokens: every method prints the same text as vanilla at any temperature. In
 distribution this is the q = 1 rule (accept a candidate with probability p, else strike it out and renormalise).
 
+As the noise is known before the draw, a drafter may use it too (`coupled`): it then guesses the draw itself instead of
+a likely token, and temperature costs it little. What is drafted changes, what is printed cannot.
+
 Drafts that were *sampled* from a known q may be verified by the ratio rule instead: accept with
 min(1, p/q), else draw from the normalised positive part of p − q. It is expressed as draws too
 (`ratio_draws`), so the walk is the same; it keeps the target's distribution, not vanilla's very tokens.
 
-Sources: Leviathan et al. 2023 (Algorithm 1), EAGLE §4.3; the order of processors is transformers'.
+Sources: Leviathan et al. 2023 (Algorithm 1), EAGLE §4.3; Daliri et al. 2025, "Coupling without communication and
+drafter-invariant speculative decoding" (shared noise); the order of processors is transformers'.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from torch import Tensor
 from eagle_core.errors import InvalidRequest
 from eagle_core.tree import DraftTree
 
-__all__ = ["Noise", "Sampling", "draws", "processed", "ratio_draws", "ratio_odds", "walk"]
+__all__ = ["Noise", "Sampling", "coupled", "draws", "processed", "ratio_draws", "ratio_odds", "walk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Noise:
         self._seed = seed
         self._device = device
         self._generator = torch.Generator(device)
-        self._rows: dict[tuple[int, int], Tensor] = {}
+        self._rows: dict[tuple[int, int, int], Tensor] = {}
 
     def _key(self, position: int, stream: int) -> torch.Generator:
         x = (self._seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + stream * 0x8CB92BA72F3D8DD7) % (1 << 64)
@@ -133,11 +137,11 @@ class Noise:
 
     def exponential(self, position: int, vocab: int, stream: Literal[0, 1] = 0) -> Tensor:
         """[V] float32 exponential variates: `argmax(p / e)` draws from p. Stream 0: target, 1: drafter."""
-        row = self._rows.get((position, stream))
+        row = self._rows.get((position, vocab, stream))
         if row is None:
             row = torch.empty(vocab, device=self._device)
             row.exponential_(generator=self._key(position, stream)).clamp_min_(1e-30)
-            self._rows[position, stream] = row
+            self._rows[position, vocab, stream] = row
             for old in [k for k in self._rows if k[0] < position - 64]:
                 del self._rows[old]
         return row
@@ -169,6 +173,32 @@ def draws(
     vocab = logits.shape[-1]
     rows = torch.stack([noise.exponential(position + 1 + d, vocab) for d in range(max_depth + 1)])
     return (probs / rows[tree.depth]).argmax(-1), probs
+
+
+def coupled(
+    logits: Tensor, position: int, sampling: Sampling, noise: Noise, vocab: int, ids: Tensor | None = None
+) -> Tensor:
+    """What a drafter believes the target will *draw* as the token at `position`, told the noise of that draw.
+
+    The target draws argmax(p^(1/T) / e) = argmax(log p + T·g) with g = −log e. A drafter knows g and thinks that log p
+    is `logits`, but for errors; if those are Gumbel's, softmax(logits + T·g) is the chance of each token to be drawn.
+    At temperature 0 that is the drafter's own distribution, which is how confidence is read there: one rule for every
+    temperature. Top-k, top-p and min-p are left to the target; what they strike out is drafted in vain.
+
+    Args:
+        logits: [B, Vd], the drafter's.
+        position: absolute position of the drafted token.
+        vocab: V, the width of the target's logits, by which its noise is drawn.
+        ids: [Vd] target ids of the drafter's; None where they are the same (or the first of them).
+
+    Returns:
+        [B, Vd] logits of the draw.
+    """
+    if sampling.greedy:
+        return logits
+    row = noise.exponential(position, vocab).to(logits.device)
+    row = row[: logits.shape[-1]] if ids is None else row[ids]
+    return logits - sampling.temperature * row.log()
 
 
 def ratio_odds(probs: Tensor, tree: DraftTree) -> tuple[Tensor, Tensor]:

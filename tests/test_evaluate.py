@@ -208,6 +208,18 @@ def test_answers_in_a_batch_are_those_of_one_by_one():
     assert short[1] == greedy(target.model, prompts[1], 4)[: short[1].index(end) + 1]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(0.9, seed=3), Sampling(1.5, top_k=9, top_p=0.9, seed=1)])
+def test_sampled_answers_are_drawn_with_the_engines_noise(sampling):
+    target = tiny_target()
+    plain = METHODS["vanilla"].make(None, target)
+    prompts = [ids for _, ids in PROMPTS]
+    want = {
+        i: Run.collect(generate(target, plain, ids, method="vanilla", sampling=sampling, max_new_tokens=12)).ids
+        for i, ids in enumerate(prompts)
+    }
+    assert dict(write_answers(target, prompts, 12, sampling)) == want
+
+
 def test_another_training_has_another_fingerprint():
     assert fingerprint(eagle_head("eagle1")) == fingerprint(eagle_head("eagle1"))
     assert fingerprint(eagle_head("eagle1")) != fingerprint(eagle_head("eagle1", seed=1))

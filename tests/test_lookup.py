@@ -16,7 +16,7 @@ from eagle_core.drafters.lookup import LONGEST_MATCH, PRIOR, PromptLookup, TextI
 from eagle_core.engine import generate
 from eagle_core.events import dump, load
 from eagle_core.growth import Graft, grow_dynamic
-from eagle_core.verify import Sampling
+from eagle_core.verify import Noise, Sampling
 from tests.conftest import VOCAB, drafter_for, eagle_head, tiny_target
 from tests.test_growth import Oracle, paths_of
 
@@ -200,7 +200,7 @@ def test_chains_end_where_positions_end(draft_vocab: int) -> None:
 
 def test_a_lookup_is_no_deeper_than_asked() -> None:
     drafter = PromptLookup()
-    drafter.reset(99, TreeSettings(), Sampling())
+    drafter.reset(99, TreeSettings(), Sampling(), Noise(0, torch.device("cpu")))
     ids = [1, 2, 3] * 9
     feedback = Feedback(ids, torch.tensor(ids[:-1]), torch.zeros(len(ids) - 1, 0), torch.tensor(ids[-1:]))
     for total, depth, nodes in ((24, 6, 7), (4, 6, 4), (24, 30, 24)):

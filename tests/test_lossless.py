@@ -100,7 +100,7 @@ def test_same_seed_same_text_at_any_temperature(temperature: float) -> None:
         sampling = Sampling(temperature, seed=seed)
         want = answer(target, Vanilla(), sampling=sampling)
         for method in SEEDED:
-            for budget in (TreeSettings(), *CHOSEN):
+            for budget in (TreeSettings(), TreeSettings(coupled=False), *CHOSEN):
                 drafter = drafter_for(method, target)
                 assert answer(target, drafter, method, sampling=sampling, settings=budget) == want, method
         adversary = Adversary(seed, VOCAB, PROMPT + want)

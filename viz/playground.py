@@ -271,8 +271,9 @@ class Playground:
         sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], wish["seed"])
         tree = _paths(wish["static_tree"]) if method == "eagle1" else None
         settings = TreeSettings(
-            wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"], tree
-        )
+            wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"], tree,
+            coupled=wish["coupled"],
+        )  # fmt: skip
         asked = [*visit.talk, {"role": "user", "content": text}]
         request: dict[str, Any] = {
             "method": method, "sampling": sampling, "settings": settings, "max_new_tokens": most,

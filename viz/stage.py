@@ -26,7 +26,7 @@ from typing import Any
 from eagle_core.events import FATES, SOURCES, Candidate, Event, Finish, Node, Start, Step
 from eagle_core.metrics import SHORTEST, Run, measure
 from viz.why import reason, reasons
-from viz.words import target_name
+from viz.words import knows_the_dice, target_name
 
 __all__ = ["OVERLAP", "Teller", "message", "pieces"]
 
@@ -88,6 +88,7 @@ class Teller:
             "method": event.method,
             "sampling": event.sampling,
             "settings": event.settings,
+            "coupled": knows_the_dice(event),
             "prompt": event.prompt_text,
             "prompt_tokens": len(event.prompt_ids),
             "text": pieces([event.first.text][: len(event.emitted)], event.text),

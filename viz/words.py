@@ -22,7 +22,7 @@ from eagle_core.metrics import METRICS
 if TYPE_CHECKING:
     from eagle_core.events import Start
 
-__all__ = ["LANGUAGES", "WORDS", "about", "auto", "number", "say", "target_name", "visible"]
+__all__ = ["LANGUAGES", "WORDS", "about", "auto", "knows_the_dice", "number", "say", "target_name", "visible"]
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
 
@@ -98,6 +98,13 @@ _TABLE: dict[str, tuple[str, str]] = {
     "expand_by.value": ("value (product along the path)", "价值（路径上的乘积）"),
     "expand_by.confidence": ("the node's own confidence", "节点自身的置信度"),
     "rerank": ("Rerank all candidates", "对全部候选重排"),
+    "coupled": ("Draft knowing the dice", "起草时已知骰子"),
+    "coupled.known": ("dice known to the drafter", "草稿模型已知骰子"),
+    "coupled.info": (
+        "above temperature 0, the seed decides the noise of each draw; a drafter that knows it guesses the draw. "
+        "The text is the same",
+        "温度高于 0 时，每次抽样的噪声由种子决定；草稿模型若知道噪声，便直接猜抽样结果。文本不变",
+    ),
     "temperature": ("Temperature (0 is greedy)", "温度（0 为贪心）"),
     "top_p": ("Top-p", "Top-p"),
     "sampling_top_k": ("Top-k sampling", "Top-k 采样"),
@@ -316,6 +323,10 @@ _TABLE: dict[str, tuple[str, str]] = {
     "node.bytes": ("Bytes", "字节"),
     "node.confidence": ("Confidence", "置信度"),
     "node.confidence.info": ("The drafter’s probability, given the parent", "草稿模型在父节点之后给出的概率"),
+    "node.confidence.coupled": (
+        "The drafter’s probability that the target draws it after the parent, knowing the noise of the draw",
+        "草稿模型在已知抽样噪声时，认为目标在父节点之后抽中它的概率",
+    ),
     "node.value": ("Value", "价值"),
     "node.value.info": ("Product of confidences along the path", "路径上置信度的乘积"),
     "node.target": ("Target p", "目标概率"),
@@ -665,6 +676,13 @@ def target_name(pair: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
+def knows_the_dice(start: Start) -> bool:
+    """Whether a run's drafter knew the noise of the target's draws."""
+    method, temperature = METHODS.get(start.method), start.sampling.get("temperature")
+    drawn = isinstance(temperature, int | float) and temperature > 0
+    return drawn and start.settings.get("coupled") is True and method is not None and "coupled" in method.settings
+
+
 def about(start: Start, language: str, verdict: Mapping[str, Any] | None = None) -> str:
     """What a picture says of itself: method, settings, pair, hardware, verdict."""
     tree = start.settings
@@ -675,6 +693,7 @@ def about(start: Start, language: str, verdict: Mapping[str, Any] | None = None)
         " · ".join(f"{label} {tree[key]}" for label, key in knobs if isinstance(tree.get(key), int)),
         " · ".join(f"{label} {start.sampling[key]}" for label, key in (("T", "temperature"), ("seed", "seed"))
                    if isinstance(start.sampling.get(key), int | float)),
+        say(language, "coupled.known") if knows_the_dice(start) else "",
         target_name(start.pair),
         f"{start.device} · {start.dtype} · {start.machine}",
         say(language, f"verdict.{verdict['key']}", **slots) if verdict else say(language, "verdict.none"),

@@ -808,7 +808,7 @@ function mountStage(root, options) {
     if (bonus) fact("node.target", number(s.bonus[2]), "node.target.info");
     else {
       if (i > 0) {
-        fact("node.confidence", number(s.c[i]), "node.confidence.info"); fact("node.value", number(s.v[i]), "node.value.info");
+        fact("node.confidence", number(s.c[i]), run.start.coupled ? "node.confidence.coupled" : "node.confidence.info"); fact("node.value", number(s.v[i]), "node.value.info");
         const siblings = s.kids[s.p[i]].slice().sort((a, b) => s.c[b] - s.c[a] || a - b);
         fact("node.rank", say("node.rank.of", { rank: siblings.indexOf(i) + 1, n: siblings.length }));
       }
@@ -1092,7 +1092,7 @@ function mountStage(root, options) {
   function about() { // the caption of a picture: method, settings, pair, hardware, verdict
     const a = run.start, own = step().set, tree = [["total_token", own.total_token], ["depth", own.depth], ["top-k", own.top_k]], draw = [["T", a.sampling.temperature], ["seed", a.sampling.seed]];
     const list = (pairs) => pairs.filter(([, v]) => typeof v === "number").map(([name, v]) => `${name} ${v}`).join(" · ");
-    return [say("method." + a.method), list(tree), list(draw), prose(a.target ?? ""), a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, readable(run.verdict)) : say("verdict.none")].filter(Boolean).join("  ·  ");
+    return [say("method." + a.method), list(tree), list(draw), a.coupled ? say("coupled.known") : "", prose(a.target ?? ""), a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, readable(run.verdict)) : say("verdict.none")].filter(Boolean).join("  ·  ");
   }
   function picture(pen) { // what is kept shows all of a tree, unless the reader chose a part of it
     const was = whole;

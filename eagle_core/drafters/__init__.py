@@ -79,7 +79,7 @@ def _hybrid(head: Any, target: Any) -> Drafter:
 
 
 _CHAIN = ("total_token", "depth")
-_TREE = ("total_token", "depth", "top_k", "expand_by", "rerank")
+_TREE = ("total_token", "depth", "top_k", "expand_by", "rerank", "coupled")
 
 METHODS: dict[str, Method] = {
     row.name: row
@@ -105,7 +105,7 @@ METHODS: dict[str, Method] = {
             "Draft model",
             "A smaller language model drafts its likeliest tokens, one after another.",
             "draft model",
-            _CHAIN,
+            (*_CHAIN, "coupled"),
             _chain(sampled=False),
         ),
         Method(
@@ -121,7 +121,7 @@ METHODS: dict[str, Method] = {
             "EAGLE-1",
             "A one-layer head continues the target's features and fills a tree of fixed shape.",
             "eagle1 head",
-            ("depth", "static_tree"),
+            ("depth", "static_tree", "coupled"),
             _eagle(static=True),
         ),
         Method(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the table of methods is read by pages and command lines tha
     from torch import Tensor
 
     from eagle_core.tree import DraftTree
-    from eagle_core.verify import Sampling
+    from eagle_core.verify import Noise, Sampling
 
 __all__ = ["MAX_NODES", "Drafter", "Feedback", "TreeSettings"]
 
@@ -43,6 +43,8 @@ class TreeSettings:
         rerank: choose the nodes among all candidates by value (EAGLE-2), or keep them in order of generation.
         costs: what −1 decides by.
         static_tree: EAGLE-1's template as rank paths, e.g. ((0,), (1,), (0, 0)); None is the reference's 25 nodes.
+        coupled: above temperature 0, draft with the noise that the target will draw with (`verify.coupled`); False
+            drafts likely tokens at any temperature, as the reference does. The text is the same.
     """
 
     total_token: int = 24
@@ -52,6 +54,7 @@ class TreeSettings:
     rerank: bool = True
     static_tree: tuple[tuple[int, ...], ...] | None = None
     costs: Costs | None = None
+    coupled: bool = True
 
     def __post_init__(self) -> None:
         if self.total_token != -1 and not 1 <= self.total_token <= MAX_NODES:
@@ -125,8 +128,9 @@ class Drafter:
     draftable: Tensor | None = None
     rule: Literal["draw", "ratio"] = "draw"
 
-    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
-        """Forget the last answer. `capacity`: tokens the next one may hold; `settings`: its largest budget."""
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling, noise: Noise) -> None:
+        """Forget the last answer. `capacity`: tokens the next one may hold; `settings`: its largest budget; `noise`:
+        what the target will draw with."""
 
     def nodes(self, settings: TreeSettings) -> int:
         """The most nodes a tree of this drafter can have under `settings`."""

@@ -1,7 +1,7 @@
 """Classic speculative decoding: a smaller language model of the same vocabulary drafts a chain.
 
-Greedy drafts (`chain`) are verified by the draw rule like everything else. Sampled drafts (`chain-sampled`) carry the
-distribution they were sampled from and are verified with min(1, p/q).
+The likeliest drafts (`chain`) are verified by the draw rule like everything else. Sampled drafts (`chain-sampled`)
+carry the distribution they were sampled from and are verified with min(1, p/q).
 
 Source: Leviathan et al. 2023; Chen et al. 2023.
 """
@@ -17,7 +17,7 @@ from eagle_core.budget import Costs, Pace, next_level_pays
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.target import Session, Target
 from eagle_core.tree import DraftTree, path_tree, root_tree
-from eagle_core.verify import Noise, Sampling, processed
+from eagle_core.verify import Noise, Sampling, coupled, processed
 
 __all__ = ["Chain"]
 
@@ -40,12 +40,12 @@ class Chain(Drafter):
         self._sampled = sampled
         self._session: Session | None = None
 
-    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling, noise: Noise) -> None:
         if self._session is not None:
             self.draft.release(self._session)
         self._session = self.draft.session(capacity + settings.depth)
         self._sampling = sampling
-        self._noise = Noise(sampling.seed, self.draft.device)
+        self._noise = noise
         decides = settings.auto is not None and self.draft.device.type == "cpu"
         self._pace = Pace(settings.auto) if decides and settings.auto is not None else None
         self._drafted = 0  # drafts of the last chain
@@ -78,11 +78,14 @@ class Chain(Drafter):
                     break
                 logits, _ = session.prefill(tokens[-1])
             logits = logits[:, : self._vocab].nan_to_num(0.0, 0.0, -1e30)  # an overflow may only cost speed
-            q = processed(logits, self._sampling) if self._keeps_proposal else logits.softmax(-1)
-            token = logits.argmax(-1)
+            at = feedback.position + 1 + d
             if self._keeps_proposal:
-                noise = self._noise.exponential(feedback.position + 1 + d, q.shape[-1], stream=1)
-                token = (q / noise).argmax(-1)
+                q = processed(logits, self._sampling)
+                token = (q / self._noise.exponential(at, q.shape[-1], stream=1).to(q.device)).argmax(-1)
+            else:
+                if settings.coupled:
+                    logits = coupled(logits, at, self._sampling, self._noise, self._vocab)
+                q, token = logits.softmax(-1), logits.argmax(-1)
             tokens.append(token)
             confidence.append(q.gather(1, token[:, None])[:, 0])
             proposal.append(F.pad(q, (0, self._vocab - q.shape[-1])))

@@ -12,6 +12,7 @@ Source: EAGLE §4, EAGLE-2 §4, EAGLE-3 §3; `topK_genrate` of the reference imp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.growth import EAGLE1_TREE, Graft, Template, grow_dynamic, grow_template
 from eagle_core.heads import EagleHead, HeadCache
 from eagle_core.tree import LOOKUP, DraftTree, path_tree, root_tree
-from eagle_core.verify import Sampling
+from eagle_core.verify import Noise, Sampling, coupled
 
 __all__ = ["Eagle"]
 
@@ -57,7 +58,7 @@ class Eagle(Drafter):
     def nodes(self, settings: TreeSettings) -> int:
         return len(self._template(settings).paths) + 1 if self._static else settings.limit
 
-    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling, noise: Noise) -> None:
         scratch = len(self._template(settings).paths) if self._static else settings.top_k * settings.depth
         room = capacity + scratch
         weight = next(self.head.parameters())
@@ -65,6 +66,7 @@ class Eagle(Drafter):
             self._cache = HeadCache(self.head.config, -(-room // 256) * 256, weight.device, weight.dtype)
         self._cache.length = 0
         self._unread = []
+        self._sampling, self._noise = sampling, noise
         decides = settings.auto is not None and not self._static and weight.device.type == "cpu"
         self._pace = Pace(settings.auto) if decides and settings.auto is not None else None
 
@@ -79,7 +81,9 @@ class Eagle(Drafter):
             pace.learn(feedback)
             if not pace.asks(free):
                 return _copied(feedback.root, graft, best_size(free, pace.costs, 0.0)[0])
-        growing = _Growing(self.head, self._cache, *(torch.cat(parts) for parts in zip(*self._unread, strict=True)))
+        features, tokens = (torch.cat(parts) for parts in zip(*self._unread, strict=True))
+        told = self._told(feedback.position) if settings.coupled else None
+        growing = _Growing(self.head, self._cache, features, tokens, told)
         self._unread = []
         if self._static:
             return grow_template(growing, feedback.root, self._template(settings))
@@ -88,6 +92,12 @@ class Eagle(Drafter):
             nodes = zip(tree.value.tolist()[1:], tree.depth.tolist()[1:], strict=True)
             pace.saw([value * pace.scale(d) for value, d in nodes], pace.costs.drafting(tree.forwards), free)
         return tree
+
+    def _told(self, position: int) -> Callable[[Tensor, int], Tensor]:
+        """Logits of nodes at a level → logits of what the target will draw there (`verify.coupled`)."""
+        config = self.head.config
+        rest = self._sampling, self._noise, config.vocab_size, self.head.draft_to_target
+        return lambda logits, level: coupled(logits, position + level, *rest)
 
     def _graft(self, feedback: Feedback, settings: TreeSettings) -> Graft | None:
         """What to graft onto this step's tree; None for a method that grafts nothing."""
@@ -113,9 +123,20 @@ def _copied(root: Tensor, graft: Graft | None, size: int) -> DraftTree:
 
 
 class _Growing:
-    """One step's drafting: the extend, then a forward a level (`growth.Expand`)."""
+    """One step's drafting: the extend, then a forward a level (`growth.Expand`).
 
-    def __init__(self, head: EagleHead, cache: HeadCache, features: Tensor, tokens: Tensor) -> None:
+    `told` turns logits of drafts at a level into logits of what will be drawn there; None leaves them.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        cache: HeadCache,
+        features: Tensor,
+        tokens: Tensor,
+        told: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> None:
+        self.told = told
         self.head, self.cache = head, cache
         self.to_target = head.draft_to_target
         g = head.fuse(features.to(cache.rows.dtype))
@@ -128,7 +149,7 @@ class _Growing:
         self.visible = torch.zeros(1, 0, dtype=torch.bool, device=tokens.device)  # scratch rows each of them sees
 
     def first(self) -> Tensor:
-        return self._logp()
+        return self._logp(1)
 
     def level(self, parents: Tensor, tokens: Tensor, depth: int) -> Tensor:
         count, committed = len(tokens), self.cache.length
@@ -139,7 +160,8 @@ class _Growing:
         positions = torch.full((1, count), committed + depth - 1, device=tokens.device)
         state, read = self.head(tokens[None], self.state[parents][None], positions, self.cache)
         self.state, self.read = state[0], read[0]
-        return self._logp()
+        return self._logp(depth + 1)
 
-    def _logp(self) -> Tensor:
-        return self.head.logits(self.read).float().log_softmax(-1)
+    def _logp(self, level: int) -> Tensor:
+        logits = self.head.logits(self.read).float()
+        return (logits if self.told is None else self.told(logits, level)).log_softmax(-1)

@@ -17,7 +17,7 @@ from eagle_core.drafters.eagle import Eagle
 from eagle_core.drafters.lookup import TextIndex
 from eagle_core.growth import Graft
 from eagle_core.heads import EagleHead
-from eagle_core.verify import Sampling
+from eagle_core.verify import Noise, Sampling
 
 __all__ = ["Hybrid"]
 
@@ -46,8 +46,8 @@ class Hybrid(Eagle):
         self._draft_id = None if table is None else {token: i for i, token in enumerate(table.tolist())}
         self._text = TextIndex()
 
-    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
-        super().reset(capacity, settings, sampling)
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling, noise: Noise) -> None:
+        super().reset(capacity, settings, sampling, noise)
         self._text = TextIndex()
 
     def reach(self, settings: TreeSettings) -> int:

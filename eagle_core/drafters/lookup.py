@@ -24,7 +24,7 @@ import torch
 from eagle_core.budget import best_size
 from eagle_core.drafters.base import Drafter, Feedback, TreeSettings
 from eagle_core.tree import DraftTree, path_tree, root_tree
-from eagle_core.verify import Sampling
+from eagle_core.verify import Noise, Sampling
 
 __all__ = ["LONGEST_MATCH", "PRIOR", "PromptLookup", "TextIndex"]
 
@@ -112,7 +112,7 @@ class TextIndex:
 class PromptLookup(Drafter):
     """Drafts what followed the most recent occurrence of the last tokens: free, and good at repetition."""
 
-    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling) -> None:
+    def reset(self, capacity: int, settings: TreeSettings, sampling: Sampling, noise: Noise) -> None:
         self._text = TextIndex()
 
     def propose(self, feedback: Feedback, settings: TreeSettings) -> DraftTree:

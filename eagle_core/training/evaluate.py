@@ -83,6 +83,7 @@ def choose(names: Sequence[str], main: TreeSettings) -> list[Setting]:
         "ablations": [
             Setting("by-confidence", replace(main, expand_by="confidence")),
             Setting("no-rerank", replace(main, rerank=False)),
+            Setting("uncoupled", replace(main, coupled=False)),
             Setting("static", replace(main, total_token=nodes, depth=depth, static_tree=template), static=True),
             Setting("dynamic", tree(nodes, depth, main.top_k)),
         ],
@@ -447,6 +448,8 @@ def _answers(
     from eagle_core.training.recall import write_answers
 
     known: dict[str, list[int]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not sampling.greedy:
+        request = {**request, "noise": "by seed and position"}
     key = {
         prompt.id: hashlib.sha256(json.dumps([request, ids], sort_keys=True).encode()).hexdigest()[:16]
         for prompt, ids in prompts

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from eagle_core.target import Session, Target
 from eagle_core.tree import DraftTree
+from eagle_core.verify import Noise, Sampling, processed
 
 if TYPE_CHECKING:
-    from eagle_core.verify import Sampling
+    from collections.abc import Callable
 
 __all__ = ["Recalled", "write_answers"]
 
@@ -100,6 +101,7 @@ def write_answers(
     target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[tuple[int, list[int]]]:
     """The target's own answers, by transformers' `generate`, in batches of similar length, the longest prompts first.
+    Above temperature 0 they are drawn with the noise that `engine.generate` draws with, so they are its answers too.
 
     A batch adds up in another order than a single row, so where two tokens are closer than rounding an answer may take
     the other one; it is the target's answer all the same.
@@ -115,6 +117,20 @@ def write_answers(
         width = len(prompts[batch[0]]) + max_new_tokens
         while order and (len(batch) + 1) * width <= _BATCH_TOKENS and len(batch) < 32:
             batch.append(order.pop())
-        yield from zip(
-            batch, by_transformers(target, [prompts[i] for i in batch], max_new_tokens, sampling), strict=True
-        )
+        asked = [prompts[i] for i in batch]
+        extra: dict[str, Any] = {}
+        if not sampling.greedy:
+            extra["logits_processor"] = [_draw([width - max_new_tokens - len(ids) for ids in asked], sampling)]
+        yield from zip(batch, by_transformers(target, asked, max_new_tokens, Sampling(), **extra), strict=True)
+
+
+def _draw(padding: Sequence[int], sampling: Sampling) -> Callable[[Tensor, Tensor], Tensor]:
+    """A processor of logits whose argmax is the engine's draw. `padding`: of each row, on the left."""
+
+    def process(ids: Tensor, logits: Tensor) -> Tensor:
+        probs = processed(logits, sampling)
+        noise = Noise(sampling.seed, logits.device)
+        rows = [noise.exponential(ids.shape[1] - n, logits.shape[-1]) for n in padding]
+        return probs / torch.stack(rows)
+
+    return process
