@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
-from dataclasses import replace
+import shlex
+from dataclasses import asdict, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +22,14 @@ from eagle_core.errors import TrainingError
 from eagle_core.heads import POST_NORM, EagleHead, HeadCache, HeadConfig
 from eagle_core.target import Target
 from eagle_core.training import store
+from eagle_core.training.card import command
 from eagle_core.training.corpus import default_states, export_text, fill_features, import_text, read_prompts, write
 from eagle_core.training.initial import draft_vocabulary, initial_head
 from eagle_core.training.losses import Batch, Objective, TrainingTimeTest, chain_steps
 from eagle_core.training.muon import Muon
 from eagle_core.training.runs import Library, Run, held_out_report
 from eagle_core.training.store import Conversation, Corpus, Prompt
-from eagle_core.training.trainer import Recipe, train
+from eagle_core.training.trainer import Recipe, configure, train
 from eagle_core.training.writer import Template, Writer
 from tests.conftest import VOCAB, tiny_model
 
@@ -648,3 +651,22 @@ def test_help_needs_no_torch() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "--target" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(method="eagle2", hours=1.5, token_weight=0.5, seed=3),
+        Recipe(updates=90, everywhere=False, capture=(1, 2, 3), chain=2, matrix_rate=0.002),
+    ],
+)
+def test_the_command_on_a_card_asks_for_the_same_recipe(recipe):
+    about = {**asdict(recipe), "target": "T", "corpora": [{"folder": "C"}], "started_from": "H"}
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    args = parser.parse_args(shlex.split(command(about))[4:])
+    said = {f.name: getattr(args, f.name, None) for f in fields(Recipe)}
+    said |= {"updates": args.steps, "everywhere": not args.answers_only, "capture": tuple(args.capture)}
+    said["log_every"] = recipe.log_every
+    assert Recipe(**said) == recipe and (args.target, args.start_from) == ("T", "H")

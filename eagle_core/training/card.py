@@ -36,9 +36,11 @@ def command(about: dict[str, Any]) -> str:
             list(item.default or []) if isinstance(item.default, tuple) else None,
         ):
             continue
-        option = "--" + item.name.replace("_", "-")
+        option = "--answers-only" if item.name == "everywhere" else "--" + item.name.replace("_", "-")
         words.append(
-            option if value is True else f"{option} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+            option
+            if isinstance(value, bool)
+            else f"{option} {' '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
         )
     return " ".join(words)
 
