@@ -418,6 +418,18 @@ def test_a_link_restores_the_view(browser: Any, site: SimpleNamespace) -> None:
     screen.close()
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_knowing_the_dice_is_a_choice_that_the_picture_names(browser: Any, site: SimpleNamespace, known: bool) -> None:
+    query = f"/?temperature=1&seed=3&method=eagle2&max_new_tokens=12&coupled={str(known).lower()}"
+    screen = Screen(browser, site, query)
+    screen.page.get_by_text(say("en", "more.knobs"), exact=True).first.click()
+    screen.sees("known => document.querySelector('#coupled input')?.checked === known", known)
+    screen.ask("roll them")
+    screen.until("state.run !== 'first' && state.finished && !state.note")
+    assert (say("en", "coupled.known") in screen.page.evaluate("stage.svg()")) is known
+    screen.close()
+
+
 def test_keyboard_alone(viewer: Screen) -> None:
     page = viewer.page
     page.evaluate("stage.jump(2); document.activeElement.blur()")

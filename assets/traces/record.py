@@ -1,7 +1,7 @@
 """Record the runs that the page opens on. Every one is really run, by the command that stands in index.json.
 
-    python assets/traces/record.py            all of them
-    python assets/traces/record.py code sky3  only these
+python assets/traces/record.py            all of them
+python assets/traces/record.py code sky3  only these
 """
 
 from __future__ import annotations
