@@ -21,7 +21,7 @@ Drafts that were *sampled* from a known q may be verified by the ratio rule inst
 min(1, p/q), else draw from the normalised positive part of p − q. It is expressed as draws too
 (`ratio_draws`), so the walk is the same; it keeps the target's distribution, not vanilla's very tokens.
 
-Sources: Leviathan et al. 2023 (Algorithm 1), EAGLE §4.3; Daliri et al. 2025, "Coupling without communication and
+Sources: Leviathan et al. 2023 (Algorithm 1), EAGLE §4.3; Daliri et al. 2024, "Coupling without communication and
 drafter-invariant speculative decoding" (shared noise); the order of processors is transformers'.
 """
 
