@@ -427,6 +427,9 @@ def test_knowing_the_dice_is_a_choice_that_the_picture_names(browser: Any, site:
     screen.ask("roll them")
     screen.until("state.run !== 'first' && state.finished && !state.note")
     assert (say("en", "coupled.known") in screen.page.evaluate("stage.svg()")) is known
+    screen.page.evaluate("stage.jump(1); stage.choose(1)")
+    label = say("en", "node.confidence.known" if known else "node.confidence")
+    screen.sees("label => [...document.querySelectorAll('#stage dt')].some((dt) => dt.textContent === label)", label)
     screen.close()
 
 

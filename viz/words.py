@@ -323,6 +323,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "node.bytes": ("Bytes", "字节"),
     "node.confidence": ("Confidence", "置信度"),
     "node.confidence.info": ("The drafter’s probability, given the parent", "草稿模型在父节点之后给出的概率"),
+    "node.confidence.known": ("Confidence, dice known", "置信度（已知骰子）"),
     "node.confidence.coupled": (
         "The drafter’s probability that the target draws it after the parent, knowing the noise of the draw",
         "草稿模型在已知抽样噪声时，认为目标在父节点之后抽中它的概率",

@@ -808,7 +808,7 @@ function mountStage(root, options) {
     if (bonus) fact("node.target", number(s.bonus[2]), "node.target.info");
     else {
       if (i > 0) {
-        fact("node.confidence", number(s.c[i]), run.start.coupled ? "node.confidence.coupled" : "node.confidence.info"); fact("node.value", number(s.v[i]), "node.value.info");
+        fact(run.start.coupled ? "node.confidence.known" : "node.confidence", number(s.c[i]), run.start.coupled ? "node.confidence.coupled" : "node.confidence.info"); fact("node.value", number(s.v[i]), "node.value.info");
         const siblings = s.kids[s.p[i]].slice().sort((a, b) => s.c[b] - s.c[a] || a - b);
         fact("node.rank", say("node.rank.of", { rank: siblings.indexOf(i) + 1, n: siblings.length }));
       }
