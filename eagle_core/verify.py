@@ -68,6 +68,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens may be struck out before the draw."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 def processed(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution that is drawn from: the one definition for drafting, verification and display.
@@ -183,7 +188,11 @@ def coupled(
     The target draws argmax(p^(1/T) / e) = argmax(log p + T·g) with g = −log e. A drafter knows g and thinks that log p
     is `logits`, but for errors; if those are Gumbel's, softmax(logits + T·g) is the chance of each token to be drawn.
     At temperature 0 that is the drafter's own distribution, which is how confidence is read there: one rule for every
-    temperature. Top-k, top-p and min-p are left to the target; what they strike out is drafted in vain.
+    temperature.
+
+    Where top-k, top-p or min-p strike tokens out, those below the drafter's own floor t are drawn only if it is wrong
+    by t − logit, which has a chance of about exp(logit − t); they then compete as tokens at the floor, but stay below
+    its first guess.
 
     Args:
         logits: [B, Vd], the drafter's.
@@ -198,7 +207,14 @@ def coupled(
         return logits
     row = noise.exponential(position, vocab).to(logits.device)
     row = row[: logits.shape[-1]] if ids is None else row[ids]
-    return logits - sampling.temperature * row.log()
+    luck = -sampling.temperature * row.log()
+    said = logits + luck
+    if not sampling.filtered:
+        return said
+    kept = processed(logits, sampling) > 0
+    floor = logits.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    first = said.masked_fill(~kept, -torch.inf).amax(-1, keepdim=True)
+    return torch.where(kept, said, logits - floor + torch.minimum(floor + luck, first))
 
 
 def ratio_odds(probs: Tensor, tree: DraftTree) -> tuple[Tensor, Tensor]:

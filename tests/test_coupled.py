@@ -13,7 +13,7 @@ from eagle_core.drafters.chain import Chain
 from eagle_core.engine import generate
 from eagle_core.events import Step
 from eagle_core.metrics import Run
-from eagle_core.verify import Noise, Sampling, coupled, draws
+from eagle_core.verify import Noise, Sampling, coupled, draws, processed
 from tests.adversaries import tree_of
 from tests.conftest import VOCAB, drafter_for, eagle_head, tiny_target
 
@@ -32,9 +32,11 @@ def test_at_temperature_zero_nothing_is_told() -> None:
     assert coupled(logits, 5, Sampling(), Noise(0, CPU), 8) is logits
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_whoever_knows_the_target_knows_the_draw(temperature: float) -> None:
-    sampling = Sampling(temperature)
+FILTERED = [Sampling(1.3, top_k=1), Sampling(1, top_k=4), Sampling(0.8, top_p=0.3), Sampling(1, top_p=0.9, min_p=0.1)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.3), Sampling(1.0), Sampling(2.0), *FILTERED])
+def test_whoever_knows_the_target_knows_the_draw(sampling: Sampling) -> None:
     torch.manual_seed(1)
     for seed in range(200):
         noise, logits = Noise(seed, CPU), torch.randn(1, 30) * 2
@@ -53,6 +55,22 @@ def test_confidence_is_the_chance_of_the_draw_where_errors_are_gumbels() -> None
     assert torch.bincount(drawn, minlength=12) / 20000 == pytest.approx(said, abs=0.015)
 
 
+@pytest.mark.parametrize("sampling", FILTERED)
+def test_what_the_filters_strike_out_comes_after_the_first_guess(sampling: Sampling) -> None:
+    """However lucky a token is, if the drafter thinks that it cannot be drawn it is not the first guess, and it is as
+    unlikely as the drafter would have to be wrong."""
+    torch.manual_seed(4)
+    for seed in range(100):
+        logits, noise = torch.randn(2, 40) * 2, Noise(seed, CPU)
+        kept = processed(logits, sampling) > 0
+        said = coupled(logits, 6, sampling, noise, 40)
+        plain = coupled(logits, 6, Sampling(sampling.temperature), noise, 40)
+        assert kept.gather(1, said.argmax(-1, keepdim=True)).all()
+        assert torch.equal(said[kept], plain[kept])
+        short = logits.masked_fill(~kept, torch.inf).amin(-1, keepdim=True) - logits
+        assert ((said.amax(-1, keepdim=True) - said)[~kept] >= short[~kept] - 1e-5).all()
+
+
 def test_ids_of_a_draft_vocabulary_take_their_targets_noise() -> None:
     logits, noise, ids = torch.randn(2, 5), Noise(3, CPU), torch.tensor([40, 3, 17, 60, 8])
     full = torch.zeros(2, VOCAB).index_copy(1, ids, logits)
@@ -62,15 +80,15 @@ def test_ids_of_a_draft_vocabulary_take_their_targets_noise() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_a_draft_model_that_is_the_target_is_never_wrong(temperature: float) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(0.5, seed=3), Sampling(1.7, seed=3), *FILTERED[1:]])
+def test_a_draft_model_that_is_the_target_is_never_wrong(sampling: Sampling) -> None:
     """And without the noise it is, so it is the noise that helps."""
     target = tiny_target()
     twin = copy.copy(tiny_target())
     accepted = {}
     for known in (True, False):
         settings = TreeSettings(5, 4, 1, coupled=known)
-        found = run("chain", Chain(twin, VOCAB, sampled=False), target, Sampling(temperature, seed=3), settings)
+        found = run("chain", Chain(twin, VOCAB, sampled=False), target, sampling, settings)
         steps = [s for s in found.steps if len(s.nodes) == 5][:-1]
         accepted[known] = sum(len(s.accepted) - 1 for s in steps) / sum(len(s.nodes) - 1 for s in steps)
     assert accepted[True] == 1 > accepted[False]
