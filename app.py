@@ -1,10 +1,10 @@
 """The page: widgets and handlers, nothing else.
 
-    python app.py                              opens on a recorded trace; loads the models with the first message
+    python app.py                              opens on a recorded trace; the models load behind it
     python app.py --target T --drafter D       another pair: hub ids or folders
 
-A handler turns a request into messages for the stage (`viz.stage`), which draws. The engine is imported when the
-first message is sent, so the page is there at once and can be read without any model. What stands behind the
+A handler turns a request into messages for the stage (`viz.stage`), which draws. The engine is imported once somebody
+has opened the page, so the page is there at once and can be read without any model. What stands behind the
 widgets is in `viz.playground`.
 """
 
@@ -146,7 +146,7 @@ MOUNT = """
 const stage = mountStage(element.querySelector(".stage"), {
   ...OPTIONS,
   onStop: () => document.querySelector("#stop")?.click(),
-  onKeep: (visit, kind, run, k) => server.keep(visit, kind, run, k),
+  onKeep: (visit, kind, run, k, language) => server.keep(visit, kind, run, k, language),
   onOpen: (visit, name, text) => server.open_trace(visit, name, text),
   onStage: () => queueMicrotask(() => trigger("select")),
   onLesson: (visit, index, run) => server.lesson(visit, index, run),
@@ -162,10 +162,10 @@ ON_STAGE = "() => { const names = %s, run = window.stage?.state.run; return name
 SPEAK = "(code) => { window.stage.speak(code); return code; }"
 
 COPY_LINK = """(...values) => {
-  const names = %s, url = new URL(location.href), state = window.stage.state;
+  const shelf = %s, names = %s, url = new URL(location.href), state = window.stage.state;
   url.search = "";
   names.forEach((name, i) => { if (values[i] !== "" && values[i] !== null) url.searchParams.set(name, values[i]); });
-  const view = state.run ? { recording: state.run, step: state.k + 1, phase: state.phase } : {};
+  const view = shelf.includes(state.run) ? { recording: state.run, step: state.k + 1, phase: state.phase } : {};
   for (const [name, value] of Object.entries(view)) url.searchParams.set(name, value);
   url.searchParams.set("language", state.language);
   history.replaceState(null, "", url);
@@ -206,7 +206,7 @@ def who(request: gr.Request) -> str:
 def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
     """The page."""
     word = Words()
-    limit_max = 256 if public else 1024
+    limit_max, depth_max, top_k_max = (256, 10, 16) if public else (1024, 16, 32)
     markup, _, script = parts()
 
     with gr.Blocks(title=say("en", "title"), fill_width=True) as page:
@@ -228,8 +228,8 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             total = word(
                 gr.Slider, -1, 256, total_token, step=1, keys=label("total_token", True), elem_id="total_token"
             )
-            depth = word(gr.Slider, 1, 16, 6, step=1, keys=label("depth"), elem_id="depth")
-            top_k = word(gr.Slider, 1, 32, 8, step=1, keys=label("top_k"), elem_id="top_k")
+            depth = word(gr.Slider, 1, depth_max, 6, step=1, keys=label("depth"), elem_id="depth")
+            top_k = word(gr.Slider, 1, top_k_max, 8, step=1, keys=label("top_k"), elem_id="top_k")
             temperature = word(gr.Slider, 0, 2, 0, step=0.05, keys=label("temperature"), elem_id="temperature")
             limit = word(gr.Slider, 1, limit_max, 128, step=1, keys=label("max_new_tokens"), elem_id="max_new_tokens")
             seed = word(gr.Number, 0, precision=0, minimum=0, keys=label("seed"), elem_id="seed")
@@ -367,6 +367,9 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         def halt(request: gr.Request) -> str:
             return ground.stop(who(request))
 
+        def halt_lab(request: gr.Request) -> None:
+            ground.stop_lab(who(request))
+
         def fresh(request: gr.Request) -> str:
             return ground.fresh(who(request))
 
@@ -395,7 +398,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             yield gr.skip(), gr.skip() if visit.answering else "", gr.update(interactive=True)
             for told in ground.answer(visit, text, race=race, system=system.strip() or None, **wish):
                 yield told, gr.skip(), gr.skip()
-            yield gr.skip(), gr.skip(), gr.update(interactive=not visit.idle)
+            yield gr.skip(), text if visit.refused else gr.skip(), gr.update(interactive=not visit.idle)
 
         gr.on(
             [send.click, prompt.submit], answer, [prompt, race, system, *knobs.values()], [stage, prompt, stop],
@@ -414,7 +417,7 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             (lab_svg, "#lab", "svg", "eagle-lab"),
         ):
             button.click(None, js=f"() => {{ keepCharts('{where}', '{kind}', '{name}'); }}")
-        lab_stop.click(halt, None, stage, queue=False, **quiet)
+        lab_stop.click(halt_lab, None, None, queue=False, **quiet)
         if not public:
             look.click(ground.look, [own_target, own_drafter, language], facts, **quiet)
             load.click(ground.load, [own_target, own_drafter, language], facts, concurrency_limit=1, **quiet)
@@ -428,7 +431,8 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             reason = say(language, "unused", method=say(language, f"method.{name}"))
             for key in ("total_token", "depth", "top_k", "expand_by", "rerank", "coupled"):
                 info = say(language, f"{key}.info") if f"{key}.info" in WORDS[language] else None
-                out.append(gr.update(interactive=key in uses, info=info if key in uses else reason))
+                choices = {"choices": _expansions(language)} if key == "expand_by" else {}
+                out.append(gr.update(interactive=key in uses, info=info if key in uses else reason, **choices))
             return out
 
         fitted = [method, total, depth, top_k, expand_by, rerank, coupled]
@@ -438,7 +442,8 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             return ground.play(ground.visit(who(request)), ground.shelf[name]) if name in ground.shelf else None
 
         shelf.input(play, shelf, stage, **quiet).then(draw_charts, language, plots, **quiet)
-        stage.select(None, None, shelf, js=ON_STAGE % json.dumps([name for _, name in ground.shelf.titles]))
+        on_shelf = json.dumps([name for _, name in ground.shelf.titles])
+        stage.select(None, None, shelf, js=ON_STAGE % on_shelf)
 
         def fit_shelf(language: str) -> Any:
             return gr.update(choices=ground.shelf.called(language))
@@ -448,18 +453,19 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         ).then(fit_shelf, language, shelf, **quiet).then(draw_charts, language, plots, **quiet)
         charts.expand(open_charts, language, plots, **quiet)
         charts.collapse(close_charts, None, None, **quiet)
-        link.click(None, [prompt, *knobs.values()], None, js=COPY_LINK % json.dumps(["prompt", *knobs]))
+        told = COPY_LINK % (on_shelf, json.dumps(["prompt", "system", *knobs]))
+        link.click(None, [prompt, system, *knobs.values()], None, js=told)
 
         def arrive(request: gr.Request) -> list[Any]:
             """Restore what a link says; whatever in it is not one of ours is ignored."""
             said, visit = dict(request.query_params), ground.visit(who(request))
             ground.welcome()
-            out: list[Any] = [said["prompt"][:20000] if "prompt" in said else gr.skip()]
+            out: list[Any] = [_read(prompt, said.get("prompt")), _read(system, said.get("system"))]
             out += [_read(knob, said.get(name)) for name, knob in knobs.items()]
             out.append(said["language"] if said.get("language") in LANGUAGES else gr.skip())
-            name = said.get("recording", "")
-            recording = ground.shelf.get(name, ground.opening)
-            if recording and ("recording" in said or "step" in said):
+            name = said.get("recording")
+            recording = ground.opening if name is None else ground.shelf.get(name, None)
+            if recording and (name or "step" in said):
                 step = said.get("step", "1")
                 at = {
                     "step": int(step) - 1 if step.isdecimal() and len(step) < 6 else 0,
@@ -492,13 +498,14 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
             """
             try:
                 yield from ground.stream(
-                    prompt[:20000], method, min(max_new_tokens, limit_max), temperature, seed, total_token, depth, top_k
-                )
+                    prompt[:20000], method, min(max_new_tokens, limit_max), temperature, seed,
+                    min(total_token, 256), min(depth, depth_max), min(top_k, top_k_max),
+                )  # fmt: skip
             except EagleError as e:
                 raise gr.Error(str(e)) from e
 
         gr.api(generate, api_name="generate", concurrency_limit=None)
-        page.load(arrive, None, [prompt, *knobs.values(), language, stage], **quiet)
+        page.load(arrive, None, [prompt, system, *knobs.values(), language, stage], **quiet)
         page.unload(leave)
     return page
 

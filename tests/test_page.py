@@ -418,6 +418,21 @@ def test_a_link_restores_the_view(browser: Any, site: SimpleNamespace) -> None:
     screen.close()
 
 
+def test_a_link_to_an_answer_of_ones_own_asks_for_no_recording(browser: Any, site: SimpleNamespace) -> None:
+    """Nobody else has that run: the link holds what was asked and the knobs, the system prompt among them."""
+    screen = Screen(browser, site, "/?recording=3f2a11d0&step=4&max_new_tokens=4&seed=5&system=be%20brief")
+    assert screen.state["run"] == "first" and screen.state["k"] != 3  # an unknown recording is nobody's place
+    screen.ask("mine")
+    screen.until("state.run !== 'first' && state.finished && !state.note")
+    screen.page.fill("#prompt textarea", "mine")
+    screen.settle()
+    screen.page.click("#link")
+    screen.sees("location.search.includes('prompt=mine') && location.search.includes('seed=5')")
+    assert "recording=" not in screen.page.url and "step=" not in screen.page.url
+    assert "system=be+brief" in screen.page.url
+    screen.close()
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_knowing_the_dice_is_a_choice_that_the_picture_names(browser: Any, site: SimpleNamespace, known: bool) -> None:
     query = f"/?temperature=1&seed=3&method=eagle2&max_new_tokens=12&coupled={str(known).lower()}"
@@ -451,6 +466,10 @@ def test_keyboard_alone(viewer: Screen) -> None:
     page.locator(".st-why").wait_for()
     assert viewer.state["chosen"] > 0
     page.keyboard.press("Escape")
+    page.click('.st-tools [data-act="keep"]')
+    page.keyboard.press("Escape")
+    assert page.locator(".st-keep").is_hidden()
+    page.evaluate("document.activeElement.blur()")
     page.keyboard.press(" ")
     assert viewer.state["playing"]
     page.keyboard.press(" ")
@@ -488,6 +507,51 @@ def test_dark_and_small(browser: Any, site: SimpleNamespace, size: dict[str, int
     ground = page.evaluate("getComputedStyle(document.querySelector('.st-board')).backgroundColor")
     assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60
     screen.close()
+
+
+def test_a_finger_scrolls_the_page_until_the_tree_is_zoomed(browser: Any, site: SimpleNamespace) -> None:
+    screen = Screen(browser, site, viewport={"width": 390, "height": 844}, has_touch=True, reduced_motion="reduce")
+    touch = "getComputedStyle(document.querySelector('.st-canvas')).touchAction"
+    assert screen.page.evaluate(touch) == "pan-y"
+    screen.page.evaluate("stage.jump(3); stage.act('zoomin')")
+    screen.sees(f"{touch} === 'none'")
+    screen.page.evaluate("stage.act('fit')")
+    screen.sees(f"{touch} === 'pan-y'")
+    screen.close()
+
+
+def test_a_greedy_draw_is_no_certainty(screen: Screen, tmp_path: Path) -> None:
+    """At temperature 0 whatever is likeliest is drawn: no probability is written there but what the target really had.
+    Part of a character has its own bytes."""
+    run = [
+        replace(
+            e,
+            nodes=[n._replace(draw_p=1.0, target_p=float(n.fate == "accepted")) for n in e.nodes],
+            bonus=e.bonus._replace(p=1.0),
+            top=[e.bonus._replace(p=0.41), e.bonus._replace(token=1, text=" sky", p=0.22)],
+        )
+        if isinstance(e, Step)
+        else e
+        for e in synthetic.run(4, steps=4, texts=["<0xF0><0x9F>", " sky", " so"])
+    ]
+    file = tmp_path / "greedy.jsonl"
+    file.write_text("".join(dump(e) + "\n" for e in run), encoding="utf-8")
+    page = screen.page
+    page.set_input_files(".st-file", file)
+    screen.until("state.steps === 4 && state.run !== 'first'")
+    step = run[2]
+    assert isinstance(step, Step)
+    for row in (next(n.id for n in step.nodes if n.fate == "not the draw"), -2):
+        page.evaluate(f"stage.jump(1); stage.choose({row})")
+        said = page.inner_text(".st-why")
+        assert "its likeliest token" in said and "Target p" not in said and "p 1" not in said
+        assert row > 0 or "·sky 0.220" in said
+        assert row < 0 or said.split("\n\n")[0] and why(step, row, "en") in said
+    part = next(n.id for n in step.nodes[1:] if n.text == "<0xF0><0x9F>")
+    page.evaluate(f"stage.choose({part})")
+    assert "f0 9f" in page.inner_text(".st-why dl")
+    drawn = page.evaluate("stage.svg()")
+    assert "▸" in drawn and not re.search(r"▸[^<]* 1<", drawn)
 
 
 def test_nothing_shifts_while_it_moves(screen: Screen) -> None:
@@ -542,6 +606,10 @@ def test_own_static_tree(screen: Screen, pair: TinyPair) -> None:
     screen.settle()
     screen.ask("a broken one")
     screen.until("state.note && state.note.key === 'status.error' && state.note.text.includes('has no parent')")
+    # All of the sentence can be read and heard, and what was asked is not lost.
+    screen.sees("(c => c.scrollWidth <= c.clientWidth)(document.querySelector('.st-caption'))")
+    screen.sees("document.querySelector('.st-aloud').textContent.includes('has no parent')")
+    screen.sees("document.querySelector('#prompt textarea').value === 'a broken one'")
 
 
 def test_another_pair_is_looked_at_and_refused_in_words(screen: Screen) -> None:
@@ -805,7 +873,8 @@ def test_menus_speak_the_language_too(browser: Any, site: SimpleNamespace) -> No
     page.click("#method input")
     page.get_by_role("option", name="提示查找").wait_for()
     page.keyboard.press("Escape")
-    page.keyboard.press("Escape")
+    page.get_by_text(say("zh", "more.knobs"), exact=True).first.click()
+    screen.sees("say => document.querySelector('#expand_by input')?.value === say", say("zh", "expand_by.value"))
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("t")
     page.wait_for_function("document.querySelector('.st-lesson p').textContent.includes('草稿模型')")

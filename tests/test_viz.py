@@ -81,6 +81,13 @@ class TestWhy:
         )
         assert "生长规则" in why(s, 7, "zh")
 
+    def test_a_draw_without_a_choice_has_no_number(self) -> None:
+        s = step()
+        greedy = replace(s, nodes=[n._replace(draw_p=1.0) for n in s.nodes])
+        assert why(greedy, 2, "en") == (
+            "Rejected: after “·the” the target drew “·cat” (its likeliest token), a sibling of this node."
+        )
+
     def test_a_draw_that_no_child_was(self) -> None:
         s = step()
         nodes = [n._replace(draw=77, draw_text=" ox") if n.id == 2 else n for n in s.nodes]
@@ -513,6 +520,12 @@ class TestCaption:
         assert about(start, "en", equal).endswith(f"equal to plain decoding, {equal['n']} of {equal['n']} tokens")
         figure = figures(Run.collect(synthetic.run(1, steps=1)), None, "en", equal)["length"]
         assert figure.layout.meta["caption"] == about(start, "en", equal)
+
+    def test_names_only_what_the_method_uses(self) -> None:
+        start = synthetic.run(1, steps=1, method="eagle1")[0]
+        assert isinstance(start, Start)
+        assert about(start, "en").startswith("EAGLE-1  ·  depth 6  ·  T 0.0")
+        assert about(replace(start, method="vanilla"), "en").startswith("Plain decoding  ·  T 0.0")
 
     def test_auto_stands_last(self) -> None:
         rows = [{"temperature": 0.0, "value": v, "tau": 2.0, "tokens_per_second": 9.0} for v in (-1, 64, 4)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextvars
 import gzip
 import json
+import logging
 import queue
 import threading
 import uuid
@@ -48,6 +49,9 @@ MAX_VISITS = 200
 MAX_SHOWN = 24
 """Runs kept for a visitor, with all their events."""
 
+MAX_ROWS = 400_000
+"""Nodes and candidates of a visitor's kept runs; the newest run is kept whatever it has. A row takes some 270 bytes."""
+
 MAX_TRACE = 32 << 20
 """Characters of an uploaded trace."""
 
@@ -68,10 +72,16 @@ class Shown:
     def run(self) -> Run:
         return Run.collect(self.teller.events)
 
+    @property
+    def rows(self) -> int:
+        """Nodes and candidates that are kept of it."""
+        return sum(len(step.nodes) + len(step.dropped) for step in self.run.steps)
+
 
 @dataclass
 class Visit:
-    """One visitor: the conversation, what the page shows of it, and the handle that stops the answer under way.
+    """One visitor: the conversation, what the page shows of it, and the handles that stop what is under way: `cancel`
+    the answer and its check, `lab` the sweep.
 
     `key` is what the stage shows for itself when it asks the server for something: gradio tells a component's own
     functions nothing of the session they are called from.
@@ -81,9 +91,11 @@ class Visit:
     talk: list[dict[str, str]] = field(default_factory=list)
     shown: dict[str, Shown] = field(default_factory=dict)
     cancel: threading.Event = field(default_factory=threading.Event)
+    lab: threading.Event = field(default_factory=threading.Event)
     answering: bool = False
     checking: bool = False
     charting: bool = False
+    refused: bool = False
 
     @property
     def idle(self) -> bool:
@@ -92,6 +104,14 @@ class Visit:
     def start_over(self) -> None:
         self.cancel.set()
         self.talk, self.shown = [], {}
+
+    def make_room(self) -> None:
+        """Forget the oldest runs, as far as the newest ones are more than a visitor may keep."""
+        rows = 0
+        for n, (name, shown) in enumerate(reversed(list(self.shown.items()))):
+            rows += shown.rows
+            if n >= MAX_SHOWN or (n and rows > MAX_ROWS):
+                del self.shown[name]
 
 
 class Line:
@@ -199,10 +219,14 @@ class Playground:
         """A visitor closed the page: whatever was running for them stops."""
         if visit := self._visits.pop(session, None):
             visit.cancel.set()
+            visit.lab.set()
 
     def stop(self, session: str) -> str:
         self.visit(session).cancel.set()
         return message(note={"key": "status.stopping"})
+
+    def stop_lab(self, session: str) -> None:
+        self.visit(session).lab.set()
 
     def fresh(self, session: str) -> str:
         self.visit(session).start_over()
@@ -215,7 +239,9 @@ class Playground:
         return shown.teller.recall(recording.told, clear=True, at=at, visit=visit.key, **extra)
 
     def answer(self, visit: Visit, text: str, *, race: bool, system: str | None, **wish: Any) -> Iterator[str]:
-        """Messages for the stage while one prompt is answered, and checked if `race`."""
+        """Messages for the stage while one prompt is answered, and checked if `race`. `visit.refused` then says whether
+        it failed."""
+        visit.refused = False
         if visit.answering:
             yield message(note={"key": "status.busy"})
             return
@@ -224,6 +250,13 @@ class Playground:
         visit.answering = True
         try:
             yield from self._in_line(visit, cancel, text, race, system, wish)
+        except EagleError as e:
+            visit.refused = True
+            yield message(note={"key": "status.error", "text": str(e)})
+        except Exception:
+            logging.getLogger(__name__).exception("an answer broke off")
+            visit.refused = True
+            yield message(note={"key": "status.broken"})
         finally:
             if visit.cancel is cancel:
                 visit.answering = False
@@ -243,15 +276,12 @@ class Playground:
                     yield message(note={"key": "status.cancelled"})
                     return
                 yield message(note={"key": "status.queue", "n": n})
-            try:
-                for what, done in self.models.coming():
-                    if cancel.is_set():  # it goes on loading, for whoever asks next
-                        yield message(note={"key": "status.cancelled"})
-                        return
-                    yield message(note={"key": "status.loading", "what": what, "done": round(done, 3)})
-                yield from self._answer(visit, cancel, text, race, system, wish)
-            except EagleError as e:
-                yield message(note={"key": "status.error", "text": str(e)})
+            for what, done in self.models.coming():
+                if cancel.is_set():  # it goes on loading, for whoever asks next
+                    yield message(note={"key": "status.cancelled"})
+                    return
+                yield message(note={"key": "status.loading", "what": what, "done": round(done, 3)})
+            yield from self._answer(visit, cancel, text, race, system, wish)
 
     def _answer(
         self,
@@ -266,9 +296,9 @@ class Playground:
 
         method, most = wish["method"], wish["max_new_tokens"]
         if why := self.models.pair().why_not(method):
-            yield message(note={"key": "status.error", "text": why})
-            return
-        sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], wish["seed"])
+            raise InvalidRequest(why)
+        seed = wish["seed"] or 0  # an emptied box says nothing
+        sampling = Sampling(wish["temperature"], wish["sampling_top_k"], wish["top_p"], wish["min_p"], seed)
         tree = _paths(wish["static_tree"]) if method == "eagle1" else None
         settings = TreeSettings(
             wish["total_token"], wish["depth"], wish["top_k"], wish["expand_by"], wish["rerank"], tree,
@@ -285,11 +315,15 @@ class Playground:
             visit.shown = {}
             yield message(clear=True, note={"key": "status.prefill"})
         shown = visit.shown[name] = Shown(Teller(name, ask=text), text)
-        while len(visit.shown) > MAX_SHOWN:
-            del visit.shown[next(iter(visit.shown))]
-        yield shown.teller.tell([], note={"key": "status.prefill"})
+        visit.make_room()
+        # A page that lost its connection comes back as a new visit, whose key the stage learns here.
+        yield shown.teller.tell([], note={"key": "status.prefill"}, visit=visit.key)
         for batch in batches(events, cancel):
-            yield shown.teller.tell(batch)
+            told = shown.teller.tell(batch)
+            if visit.shown.get(name) is shown:  # else the visitor has begun anew meanwhile, and this run is over
+                yield told
+        if visit.shown.get(name) is not shown:
+            return
         ours = shown.run
         visit.talk = [*asked, {"role": "assistant", "content": ours.text}]
         if not race or method == "vanilla" or cancel.is_set() or not ours.starts:
@@ -303,7 +337,9 @@ class Playground:
             for mixed in batches(self.models.check(ours.starts[0].prompt_ids, ours.ids, cancel, **request), cancel):
                 events_of_plain = [item for item in mixed if isinstance(item, Event)]
                 found = next((item for item in mixed if not isinstance(item, Event)), found)
-                yield plain.tell(events_of_plain)
+                told = plain.tell(events_of_plain)
+                if visit.shown.get(name) is shown:
+                    yield told
             if found is None or cancel.is_set():
                 shown.plain = None
                 yield message(note=False)
@@ -377,7 +413,7 @@ class Playground:
         if not grid or not lines:
             yield say(language, "lab.bad", text=f"{values} / {temperatures}"), None
             return
-        cancel = visit.cancel = threading.Event()
+        cancel = visit.lab = threading.Event()
         rows: list[dict[str, Any]] = []
         about = ""
         try:
@@ -414,8 +450,8 @@ class Playground:
     # What the stage asks for by itself. Everything a browser sends is checked.
 
     def keep(self, asked: list[Any]) -> dict[str, str]:
-        """A file of what is on stage: [key of the visit, kind, name of the run, index of the step]."""
-        key, kind, name, index = (*asked, None, None, None, None)[:4]
+        """A file of what is on stage: [key of the visit, kind, name of the run, index of the step, language]."""
+        key, kind, name, index, language = (*asked, None, None, None, None, None)[:5]
         visit = self._holder(key)
         shown = visit.shown.get(str(name)) if visit else None
         steps = shown.run.steps if shown else ()
@@ -426,7 +462,8 @@ class Playground:
             return {"name": f"eagle-{method}-{name}.jsonl", "type": "application/x-ndjson", "text": trace(events)}
         if kind == "replay":
             plain = shown.plain.events if shown.plain else None
-            page = replay(events, ask=shown.ask, verdict=shown.verdict, plain=plain)
+            spoken = language if language in WORDS else "en"
+            page = replay(events, ask=shown.ask, verdict=shown.verdict, plain=plain, language=spoken)
             return {"name": f"eagle-{method}-{name}.html", "type": "text/html", "text": page}
         if kind == "csv":
             return {"name": f"eagle-{method}-{name}.csv", "type": "text/csv", "text": numbers_csv(events)}

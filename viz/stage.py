@@ -23,6 +23,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from eagle_core.drafters import METHODS
 from eagle_core.events import FATES, SOURCES, Candidate, Event, Finish, Node, Start, Step
 from eagle_core.metrics import SHORTEST, Run, measure
 from viz.why import reason, reasons
@@ -89,6 +90,7 @@ class Teller:
             "sampling": event.sampling,
             "settings": event.settings,
             "coupled": knows_the_dice(event),
+            "uses": METHODS[event.method].settings if event.method in METHODS else list(event.settings),
             "prompt": event.prompt_text,
             "prompt_tokens": len(event.prompt_ids),
             "text": pieces([event.first.text][: len(event.emitted)], event.text),
@@ -197,5 +199,6 @@ def pieces(labels: Sequence[str], text: str) -> list[str]:
 
 
 def _short(x: float) -> float:
-    """Four digits that matter: what a screen can show."""
-    return float(f"{x:.4g}")
+    """Four digits that matter: what a screen can show. What is less than one stays less than one."""
+    short = float(f"{x:.4g}")
+    return 0.9999 if x < 1 <= short else short

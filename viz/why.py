@@ -11,7 +11,7 @@ node's own numbers. The stage receives the index of the reason and fills the sam
 from __future__ import annotations
 
 from eagle_core.events import Candidate, Node, Step
-from viz.words import number, say, visible
+from viz.words import chance, number, say, visible
 
 __all__ = ["REASONS", "reason", "reasons", "summary", "why"]
 
@@ -71,8 +71,10 @@ def why(step: Step, row: int, language: str) -> str:
         slots |= {
             "parent": visible(parent.text),
             "draw": visible(parent.draw_text),
-            "dp": number(parent.draw_p),
-            "tp": number(here.target_p),
+            "dp": chance(language, parent.draw_p),
+            "had": ""
+            if parent.draw_p == 1
+            else say(language, "draw.had", token=visible(here.text), p=number(here.target_p)),
             "ancestor": visible(ancestor.text),
         }
     return say(language, f"why.{REASONS[reasons(step)[row]]}", **slots)

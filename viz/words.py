@@ -116,8 +116,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     "more.knobs": ("More", "更多"),
     "race": ("Check each answer against plain decoding", "用普通解码核对每个回答"),
     "race.info": (
-        "The same ids decoded again without drafting: gives the verdict and the measured speed-up",
-        "不打草稿再解码一次相同的词元：给出结论和实测加速比",
+        "The same prompt is answered again without drafting: gives the verdict and the measured speed-up",
+        "对同一提示不打草稿再回答一遍：给出结论和实测加速比",
     ),
     "unused": ("{method} does not use this", "{method} 不使用此项"),
     "recording": ("Recording", "录制"),
@@ -147,12 +147,16 @@ _TABLE: dict[str, tuple[str, str]] = {
     "load.drafters": ("the drafters", "草稿模型"),
     "status.stopping": ("Stopping…", "正在停止……"),
     "status.error": ("{text}", "{text}"),
+    "status.broken": (
+        "Something broke here; the log of the server says what",
+        "这里出了故障；原因见服务器日志",
+    ),
     "status.busy": ("Still answering; Stop ends it", "仍在回答；按“停止”可结束"),
     "status.cancelled": ("Stopped before anything was run", "在运行之前已停止"),
     "status.prefill": ("The target reads the prompt…", "目标模型正在读取提示……"),
     "status.plain": (
-        "The same ids again, decoded plainly, for the verdict…",
-        "正在用普通解码重新生成相同的词元，以得出结论……",
+        "The same prompt again, decoded plainly, for the verdict…",
+        "正在用普通解码重新回答同一提示，以得出结论……",
     ),
     # Phases
     "phase.grow": ("Draft", "起草"),
@@ -224,9 +228,9 @@ _TABLE: dict[str, tuple[str, str]] = {
         "各步输出的词元数除以各步的实际时间；不含预填充。",
     ),
     "define.speedup": (
-        "Tokens per second of this run over those of plain decoding of the same ids by the same target on the same "
+        "Tokens per second of this run over those of plain decoding of the same prompt by the same target on the same "
         "machine, one run each, right after one another; prefill excluded in both.",
-        "本次运行的每秒词元数除以同一目标模型在同一台机器上对相同词元做普通解码的每秒词元数；各运行一次，先后进行，均不含预填充。",
+        "本次运行的每秒词元数除以同一目标模型在同一台机器上对同一提示做普通解码的每秒词元数；各运行一次，先后进行，均不含预填充。",
     ),
     "foot.speedup": ("{x}× plain decoding, measured", "实测为普通解码的 {x} 倍"),
     "origin.plain": ("first token, from the prefill", "首个词元，来自预填充"),
@@ -239,7 +243,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "verdict.tie": (
         "equal up to a tie at token {at} (gap {gap})",
-        "在第 {at} 个词元处并列之前相同（差 {gap}）",
+        "直到第 {at} 个词元出现并列为止均相同（差 {gap}）",
     ),
     "verdict.different": (
         "DIFFERENT at token {at}: here “{mine}”, plain decoding “{plain}” (gap {gap})",
@@ -335,6 +339,11 @@ _TABLE: dict[str, tuple[str, str]] = {
         "The target’s probability after its parent, after temperature and filters",
         "目标模型在父节点之后的概率（经温度与过滤）",
     ),
+    "node.top": ("Before temperature", "温度之前"),
+    "node.top.info": (
+        "The target’s likeliest tokens here, before temperature and filters",
+        "目标模型在此概率最高的词元（温度与过滤之前）",
+    ),
     "node.draw": ("Target drew here", "目标在此选择"),
     "node.rank": ("Rank among siblings", "兄弟中的排名"),
     "node.rank.of": ("{rank} of {n}", "第 {rank} / {n}"),
@@ -353,23 +362,21 @@ _TABLE: dict[str, tuple[str, str]] = {
         "根：已有文本的最后一个词元。目标模型尚未读取它，因此前向从这里开始。",
     ),
     "why.accepted": (
-        "Accepted: after “{parent}” the target drew “{draw}” (p {dp}), and this is that token.",
-        "被接受：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），正是这个词元。",
+        "Accepted: after “{parent}” the target drew “{draw}” ({dp}), and this is that token.",
+        "被接受：在“{parent}”之后目标模型选择了“{draw}”（{dp}），正是这个词元。",
     ),
     "why.sibling": (
-        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), a sibling of this node; “{token}” had p {tp}.",
-        "被拒绝：在“{parent}”之后目标模型选择了它的兄弟“{draw}”（p {dp}）；“{token}”的概率是 {tp}。",
+        "Rejected: after “{parent}” the target drew “{draw}” ({dp}), a sibling of this node{had}.",
+        "被拒绝：在“{parent}”之后目标模型选择了它的兄弟“{draw}”（{dp}）{had}。",
     ),
     "why.miss": (
-        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which no child in the tree was; "
-        "“{token}” had p {tp}.",
-        "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），树中没有这个子节点；“{token}”的概率是 {tp}。",
+        "Rejected: after “{parent}” the target drew “{draw}” ({dp}), which no child in the tree was{had}.",
+        "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（{dp}），树中没有这个子节点{had}。",
     ),
     "why.vocabulary": (
-        "Rejected: after “{parent}” the target drew “{draw}” (p {dp}), which the drafter’s vocabulary does not hold, "
-        "so no draft could have met it; “{token}” had p {tp}.",
-        "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（p {dp}），草稿模型的词表里没有它，"
-        "任何草稿都不可能命中；“{token}”的概率是 {tp}。",
+        "Rejected: after “{parent}” the target drew “{draw}” ({dp}), which the drafter’s vocabulary does not hold, "
+        "so no draft could have met it{had}.",
+        "被拒绝：在“{parent}”之后目标模型选择了“{draw}”（{dp}），草稿模型的词表里没有它，任何草稿都不可能命中{had}。",
     ),
     "why.unreached": (
         "Never reached: its ancestor “{ancestor}” was rejected, so what the target drew here does not count.",
@@ -392,9 +399,12 @@ _TABLE: dict[str, tuple[str, str]] = {
         "打过分但被当前的生长规则排除，该规则不只看价值（其价值 {v}）。",
     ),
     "why.bonus": (
-        "The target’s own token where the walk stopped (p {dp}): it costs nothing extra and is the next root.",
-        "路径停止处目标模型自己的词元（p {dp}）：没有额外代价，并成为下一个根。",
+        "The target’s own token where the walk stopped ({dp}): it costs nothing extra and is the next root.",
+        "路径停止处目标模型自己的词元（{dp}）：没有额外代价，并成为下一个根。",
     ),
+    "draw.likeliest": ("its likeliest token", "概率最高的词元"),
+    "draw.p": ("p {p}", "p {p}"),
+    "draw.had": ("; “{token}” had p {p}", "；“{token}”的概率是 {p}"),
     # The mask
     "mask.title": ("Tree attention mask", "树注意力掩码"),
     "mask.axes": ("rows look, columns are seen", "行在看，列被看"),
@@ -440,10 +450,11 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "lesson.verify": ("Verify", "验证"),
     "lesson.verify.text": (
-        "One forward of the target over {n} nodes. Behind each node stands what the target itself would write next: "
-        "▸ token and probability. After “{root}” that is “{draw}”.",
-        "目标模型对 {n} 个节点做一次前向。每个节点后面写着目标模型自己接下来会写什么：▸ 词元与概率。"
-        "在“{root}”之后是“{draw}”。",
+        "One forward of the target over {n} nodes. Behind each node, after ▸, stands what the target itself would "
+        "write next: at temperature 0 its likeliest token, above it a draw and its probability. After “{root}” that "
+        "is “{draw}”.",
+        "目标模型对 {n} 个节点做一次前向。每个节点后面的 ▸ 之后是目标模型自己接下来会写的词元："
+        "温度为 0 时是概率最高的词元，高于 0 时是抽中的词元及其概率。在“{root}”之后是“{draw}”。",
     ),
     "lesson.accept": ("Accept", "接受"),
     "lesson.accept.text": (
@@ -561,8 +572,11 @@ _TABLE: dict[str, tuple[str, str]] = {
     "chart.sweep": ("τ and measured tokens/s", "τ 与实测词元/秒"),
     "axis.tau": ("τ (tokens/forward)", "τ（词元/前向）"),
     "axis.speed": ("tokens/s, measured", "词元/秒，实测"),
-    "models.target": ("Target: preset, hub id or folder", "目标模型：预设、hub 编号或文件夹"),
-    "models.drafter": ("Drafter: hub id or folder (empty: the preset’s own)", "草稿头：hub 编号或文件夹（留空用预设）"),
+    "models.target": ("Target: preset, hub id or folder", "目标模型：预设、Hub 模型 ID 或文件夹"),
+    "models.drafter": (
+        "Drafter: hub id or folder (empty: the preset’s own)",
+        "草稿头：Hub 模型 ID 或文件夹（留空用预设）",
+    ),
     "models.look": ("Look before loading", "加载前查看"),
     "models.load": ("Load", "加载"),
     "models.off": (
@@ -684,11 +698,18 @@ def knows_the_dice(start: Start) -> bool:
     return drawn and start.settings.get("coupled") is True and method is not None and "coupled" in method.settings
 
 
+def chance(language: str, p: float) -> str:
+    """How a draw of that probability is called: where nothing else can be drawn, as at temperature 0, a number would
+    say that the target was certain, which it need not be."""
+    return say(language, "draw.likeliest") if p == 1 else say(language, "draw.p", p=number(p))
+
+
 def about(start: Start, language: str, verdict: Mapping[str, Any] | None = None) -> str:
     """What a picture says of itself: method, settings, pair, hardware, verdict."""
     tree = start.settings
     slots = {k: visible(v) if isinstance(v, str) else v for k, v in (verdict or {}).items()}
-    knobs = (("total_token", "total_token"), ("depth", "depth"), ("top-k", "top_k"))
+    uses = METHODS[start.method].settings if start.method in METHODS else tuple(tree)
+    knobs = [(key.replace("_k", "-k"), key) for key in ("total_token", "depth", "top_k") if key in uses]
     parts = [
         say(language, f"method.{start.method}") if f"method.{start.method}" in WORDS[language] else start.method,
         " · ".join(f"{label} {tree[key]}" for label, key in knobs if isinstance(tree.get(key), int)),

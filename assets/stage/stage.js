@@ -151,7 +151,7 @@ function mountStage(root, options) {
   async function turn(index) {
     const told = await options.onLesson(visit, index, run?.name ?? null);
     if (told?.message) feed(told.message);
-    else if (told?.error) { note = { key: "status.error", text: told.error }; paint(); }
+    else if (told?.error) { note = { key: "status.error", text: told.error }; refresh(); }
   }
   function endLesson() { lesson = until = null; root.classList.remove("taught"); $(".st-lesson").hidden = true; $(".st-tools [data-act=lesson]").classList.remove("on"); hover = null; paint(); }
   function receive(m) {
@@ -273,7 +273,8 @@ function mountStage(root, options) {
 
   /* ---------------------------------------------------------------- layout of a tree, in its own units */
   const GAP = 32, FONT = 13, NOTE = 11;
-  const noteOf = (s, i) => "▸ " + clip(visible(s.gx[i]), 10) + " " + number(s.gp[i]); // what the target drew at a node
+  const noteOf = (s, i) => "▸ " + clip(visible(s.gx[i]), 10) + (s.gp[i] === 1 ? "" : " " + number(s.gp[i])); // what the target drew at a node; a number only where it could have drawn another
+  const chance = (p) => (p === 1 ? say("draw.likeliest") : say("draw.p", { p: number(p) }));
   function layout(s) { // what the target drew stands beside a node or below it, whichever leaves the tree larger
     const folded = folds.get(s), R = regions(s).tree, key = [ghosts, whole, R.w, R.h, ...(folded ?? [])].join();
     let all = layouts.get(s);
@@ -411,7 +412,7 @@ function mountStage(root, options) {
     const s = step(); if (!s) return;
     const L = layout(s), R = regions(s), v = view(s, L, R), cx = px ?? R.tree.w / 2, cy = py ?? R.tree.h / 2;
     const next = Math.min(4, Math.max(0.12, v.s * by)), f = next / v.s;
-    camera = { s: next, x: cx - (cx - v.x) * f, y: cy - (cy - v.y) * f };
+    camera = { s: next, x: cx - (cx - v.x) * f, y: cy - (cy - v.y) * f, zoomed: true };
   }
   const maskGeometry = (s, R) => {
     if (!R.mask) return null;
@@ -431,6 +432,7 @@ function mountStage(root, options) {
     if (playing && step()) advance(dt);
     const dpr = Math.min(2, devicePixelRatio || 1);
     if (canvas.width !== Math.round(box.w * dpr) || canvas.height !== Math.round(box.h * dpr)) { canvas.width = Math.round(box.w * dpr); canvas.height = Math.round(box.h * dpr); }
+    canvas.classList.toggle("zoomed", !!camera?.zoomed);
     screen.setTransform(dpr, 0, 0, dpr, 0, 0);
     screen.clearRect(0, 0, box.w, box.h);
     draw(canvasPen(screen));
@@ -624,10 +626,12 @@ function mountStage(root, options) {
     }
     return say("say.commit", { kept: s.a.length, n: s.nodes, gone: s.nodes - s.a.length });
   }
+  const troubled = () => ["status.error", "status.broken", "keep.bad"].includes(note?.key);
   function tell() {
     const s = step();
     const now = caption(s);
     if ($(".st-caption").textContent !== now) { set($(".st-caption"), now); $(".st-caption").title = now; }
+    $(".st-caption").classList.toggle("trouble", troubled());
     const bar = $(".st-load"), done = note?.done;
     bar.classList.toggle("on", done !== undefined);
     if (done !== undefined) { bar.firstChild.style.transform = `scaleX(${done})`; bar.setAttribute("aria-valuenow", String(Math.round(100 * done))); bar.setAttribute("aria-label", now); }
@@ -650,8 +654,8 @@ function mountStage(root, options) {
   function reading(s) {
     const i = hover ?? chosen;
     if (i === null || i >= s.nodes) return i !== null ? `“${visible(s.x[i])}” · ${say("node.confidence")} ${number(s.c[i])} · ${say("node.value")} ${number(s.v[i])} · ${say("node.dropped")}` : "";
-    if (i === BONUS) return `“${visible(s.bonus[1])}” · ${say("origin.bonus")} · p ${number(s.bonus[2])}`;
-    return say("mask.cell", { row: visible(s.x[i]), n: ancestors(s, i).size, c: s.at, pos: s.at + s.depth[i], slot: s.at + i }) + ` · ${say("node.confidence")} ${number(s.c[i])} · ${say("node.value")} ${number(s.v[i])} · ${say("node.target")} ${number(s.q[i])}`;
+    if (i === BONUS) return `“${visible(s.bonus[1])}” · ${say("origin.bonus")} · ${chance(s.bonus[2])}`;
+    return say("mask.cell", { row: visible(s.x[i]), n: ancestors(s, i).size, c: s.at, pos: s.at + s.depth[i], slot: s.at + i }) + ` · ${say("node.confidence")} ${number(s.c[i])} · ${say("node.value")} ${number(s.v[i])}` + (undecided(s, i) ? ` · ${say("node.target")} ${number(s.q[i])}` : "");
   }
   function phaseBar(s) {
     const bar = $(".st-phases");
@@ -788,31 +792,36 @@ function mountStage(root, options) {
   }
 
   /* ---------------------------------------------------------------- why is it so? */
+  const undecided = (s, i) => i > 0 && s.gp[s.p[i]] !== 1; // the target could have drawn more than one token there
+  const bytes = (label) => (/^(<0x[0-9A-F]{2}>)+$/.test(label) ? label.match(/[0-9A-F]{2}(?=>)/g).map((b) => b.toLowerCase()) : Array.from(new TextEncoder().encode(label), (b) => b.toString(16).padStart(2, "0"))).join(" ");
   function choose(i) { chosen = i; if (i === null) hideWhy(); else showWhy(); refresh(); }
   function hideWhy() { $(".st-why").hidden = true; }
   function showWhy() {
     const s = step(), i = chosen, panel = $(".st-why");
     const bonus = i === BONUS, ghost = i >= s.nodes;
     const raw = bonus ? s.bonus[1] : s.x[i], reason = reasons[bonus ? s.bonus[3] : s.w[i]];
-    const slots = { token: visible(raw), v: bonus ? "" : number(s.v[i]), floor: number(s.floor), dp: bonus ? number(s.bonus[2]) : "" };
+    const slots = { token: visible(raw), v: bonus ? "" : number(s.v[i]), floor: number(s.floor), dp: bonus ? chance(s.bonus[2]) : "" };
     if (!bonus && !ghost && i > 0) {
       const p = s.p[i]; let a = i;
       while (fates[s.f[a]] === "parent rejected") a = s.p[a];
-      Object.assign(slots, { parent: visible(s.x[p]), draw: visible(s.gx[p]), dp: number(s.gp[p]), tp: number(s.q[i]), ancestor: visible(s.x[a]) });
+      Object.assign(slots, { parent: visible(s.x[p]), draw: visible(s.gx[p]), dp: chance(s.gp[p]), had: s.gp[p] === 1 ? "" : say("draw.had", { token: visible(raw), p: number(s.q[i]) }), ancestor: visible(s.x[a]) });
     }
     const close = element("button", "st-icon st-close", "×"); close.type = "button"; close.setAttribute("aria-label", say("close")); close.addEventListener("click", () => { choose(null); canvas.focus(); });
     const facts = element("dl");
     const fact = (key, value, hint) => { const dt = element("dt", "", say(key)); if (hint) dt.title = say(hint); facts.append(dt, element("dd", "", value)); };
     fact("node.id", String(bonus ? s.bonus[0] : s.t[i]));
-    fact("node.bytes", clip(Array.from(new TextEncoder().encode(raw), (b) => b.toString(16).padStart(2, "0")).join(" "), 48));
-    if (bonus) fact("node.target", number(s.bonus[2]), "node.target.info");
+    fact("node.bytes", clip(bytes(raw), 48));
+    if (bonus) {
+      if (s.bonus[2] !== 1) fact("node.target", number(s.bonus[2]), "node.target.info");
+      if (s.top?.length) fact("node.top", s.top.slice(0, 3).map(([, text, p]) => `${visible(text)} ${number(p)}`).join("  "), "node.top.info");
+    }
     else {
       if (i > 0) {
         fact(run.start.coupled ? "node.confidence.known" : "node.confidence", number(s.c[i]), run.start.coupled ? "node.confidence.coupled" : "node.confidence.info"); fact("node.value", number(s.v[i]), "node.value.info");
         const siblings = s.kids[s.p[i]].slice().sort((a, b) => s.c[b] - s.c[a] || a - b);
         fact("node.rank", say("node.rank.of", { rank: siblings.indexOf(i) + 1, n: siblings.length }));
       }
-      if (!ghost) { fact("node.target", number(s.q[i]), "node.target.info"); fact("node.draw", `${visible(s.gx[i])}  ${number(s.gp[i])}`); fact("node.place", `${s.at + s.depth[i]} · ${s.at + i}`); }
+      if (!ghost) { if (undecided(s, i)) fact("node.target", number(s.q[i]), "node.target.info"); fact("node.draw", visible(s.gx[i]) + (s.gp[i] === 1 ? "" : "  " + number(s.gp[i]))); fact("node.place", `${s.at + s.depth[i]} · ${s.at + i}`); }
       fact("node.depth", String(s.depth[i]));
       if (sourceOf(s, i)) fact("node.source", say("source." + sourceOf(s, i)));
     }
@@ -885,7 +894,7 @@ function mountStage(root, options) {
   let raceAt = Infinity, lastRace = 0;
   function truth() {
     const panel = $(".st-truth"), plain = run?.plain;
-    panel.hidden = !plain || !plain.steps.length;
+    panel.hidden = !plain?.steps.length || plain.finish?.reason === "cancelled";
     if (panel.hidden) return;
     const pays = run.verdict?.pays, f = (x) => x.toFixed(2);
     set($(".st-pays"), pays ? say(pays.pays ? "pays.yes" : "pays." + pays.cause, { need: f(pays.need), tau: f(pays.tau), draft: f(pays.draft), verify: f(pays.verify) }) : "");
@@ -945,16 +954,17 @@ function mountStage(root, options) {
   const where = (e) => { const r = canvas.getBoundingClientRect(); return [e.clientX - r.left, e.clientY - r.top]; };
   const fingers = new Map();
   let dragged = 0;
+  const scrolls = (e) => e.pointerType === "touch" && !camera?.zoomed && fingers.size < 2; // a finger going up or down moves the page, not the tree
   canvas.addEventListener("pointerdown", (e) => { fingers.set(e.pointerId, where(e)); dragged = 0; canvas.setPointerCapture(e.pointerId); });
   canvas.addEventListener("pointermove", (e) => {
     const [x, y] = where(e), from = fingers.get(e.pointerId), s = step();
     if (from && s) {
-      const dx = x - from[0], dy = y - from[1];
+      const dx = x - from[0], dy = scrolls(e) ? 0 : y - from[1];
       dragged += Math.abs(dx) + Math.abs(dy);
       if (dragged > 5) {
         const v = view(s, layout(s), regions(s));
         if (fingers.size === 2) { const [a, b] = [...fingers.keys()], other = fingers.get(a === e.pointerId ? b : a), d0 = Math.hypot(from[0] - other[0], from[1] - other[1]), d1 = Math.hypot(x - other[0], y - other[1]); if (d0 > 8) zoom(d1 / d0, (x + other[0]) / 2, (y + other[1]) / 2); }
-        else camera = { s: v.s, x: v.x + dx, y: v.y + dy };
+        else camera = { s: v.s, x: v.x + dx, y: v.y + dy, zoomed: camera?.zoomed };
         canvas.classList.add("drag"); hideWhy(); fingers.set(e.pointerId, [x, y]); paint();
       }
       return;
@@ -1002,6 +1012,8 @@ function mountStage(root, options) {
   }
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || !root.isConnected) return;
+    if (e.isComposing || e.defaultPrevented || (e.key === "Escape" && e.target.closest?.("[role=combobox],[role=listbox]"))) return; // an input method's or a menu's own
+    if (e.key === "Escape" && !$(".st-keep").hidden) { $(".st-keep").hidden = true; $('[data-act="keep"]').focus(); return; }
     if (e.key === "Escape" && !$(".st-if").hidden && $(".st-why").hidden) { act("whatif"); return; }
     if (e.key === "Escape") { if (!$(".st-why").hidden) choose(null); else if (!$(".st-help").hidden) act("help"); else if (lesson) act("lessonend"); else if (root.classList.contains("projector")) act("full"); else if (options.onStop) options.onStop(); return; }
     const inside = e.target === canvas;
@@ -1047,7 +1059,8 @@ function mountStage(root, options) {
   }
   function refresh() {
     const s = step();
-    if (chosen !== null) paint();
+    if (troubled()) set($(".st-aloud"), caption(s));
+    else if (chosen !== null) paint();
     else if (lesson) paint();
     else if (s && !playing && !(follow && run && !run.finish)) set($(".st-aloud"), aloud(s));
     else if (run?.finish && follow && s) set($(".st-aloud"), aloud(s));
@@ -1073,9 +1086,9 @@ function mountStage(root, options) {
       const c = document.createElement("canvas"); c.width = image.width * 2; c.height = image.height * 2; c.getContext("2d").drawImage(image, 0, 0, c.width, c.height);
       return c.toBlob((blob) => save(name + ".png", blob), "image/png");
     }
-    const kept = await options.onKeep(visit, kind, run.name, k);
+    const kept = await options.onKeep(visit, kind, run.name, k, language);
     if (kept?.text) save(kept.name, new Blob([kept.text], { type: kept.type }));
-    else if (kept?.error) { note = { key: "status.error", text: kept.error }; paint(); }
+    else if (kept?.error) { note = { key: "status.error", text: kept.error }; refresh(); }
   }
   async function openFile(file) { // read here, judged by the server, which answers with a message for the stage or a sentence
     const stream = file.name.endsWith(".gz") ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
@@ -1083,14 +1096,14 @@ function mountStage(root, options) {
     try { text = await new Response(stream).text(); } catch { text = "\u0000"; }
     const told = await options.onOpen(visit, file.name, text);
     if (told?.message) feed(told.message);
-    else { note = { key: "keep.bad", name: file.name, text: told?.error ?? "" }; halt(); paint(); }
+    else { note = { key: "keep.bad", name: file.name, text: told?.error ?? "" }; halt(); refresh(); }
   }
   $(".st-file").addEventListener("change", (e) => { if (e.target.files[0]) openFile(e.target.files[0]); e.target.value = ""; });
   $('.st-tools [data-act="lesson"]').hidden = !options.onLesson;
   root.querySelectorAll(".st-keep [data-keep]").forEach((b) => (b.hidden = b.dataset.keep === "open" ? !options.onOpen : !["svg", "png"].includes(b.dataset.keep) && !options.onKeep));
   const readable = (facts) => Object.fromEntries(Object.entries(facts).map(([a, b]) => [a, typeof b === "string" ? visible(b) : b]));
   function about() { // the caption of a picture: method, settings, pair, hardware, verdict
-    const a = run.start, own = step().set, tree = [["total_token", own.total_token], ["depth", own.depth], ["top-k", own.top_k]], draw = [["T", a.sampling.temperature], ["seed", a.sampling.seed]];
+    const a = run.start, own = step().set, tree = ["total_token", "depth", "top_k"].filter((name) => a.uses.includes(name)).map((name) => [name.replace("_k", "-k"), own[name]]), draw = [["T", a.sampling.temperature], ["seed", a.sampling.seed]];
     const list = (pairs) => pairs.filter(([, v]) => typeof v === "number").map(([name, v]) => `${name} ${v}`).join(" · ");
     return [say("method." + a.method), list(tree), list(draw), a.coupled ? say("coupled.known") : "", prose(a.target ?? ""), a.where, say("step.of", { k: k + 1, n: run.steps.length }), run.verdict ? say("verdict." + run.verdict.key, readable(run.verdict)) : say("verdict.none")].filter(Boolean).join("  ·  ");
   }
