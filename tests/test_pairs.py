@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -298,6 +299,12 @@ def test_a_local_folder_is_a_target(family: str, attention: str, tmp_path: Path)
     assert _ids(Pair(target).generate([5, 6, 7], method="vanilla", max_new_tokens=8)) == greedy(
         target.model, [5, 6, 7], 8
     )
+
+
+def test_no_collection_looks_through_what_was_loaded(folder: Path) -> None:
+    gc.unfreeze()
+    target = load_target(folder)
+    assert gc.get_freeze_count() > 10_000 and not any(target.model is thing for thing in gc.get_objects())
 
 
 def test_dtype_and_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,10 +149,14 @@ class Models:
 
     def replace(self, target: str | None, drafter: str | None) -> Iterator[tuple[str, float]]:
         """Take another pair into use, telling how far it is; what was there stays if it cannot be had."""
+        from eagle_core.pairs import spare_the_collector
+
         load = Load(target, drafter)
         yield from load.told()
         with self._lock:
             self._pair, self._load = load.pair, None
+        del load
+        spare_the_collector()
 
     def look(self, target: str, drafter: str, language: str) -> Iterator[str]:
         """What a pair is and needs, read from its files without loading weights into memory; lines of text."""
