@@ -67,6 +67,7 @@ __all__ = [
     "spread",
     "sweep",
     "tables",
+    "writable",
 ]
 
 
@@ -87,14 +88,16 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     over the categories.
 
     Raises:
-        InvalidRequest: the file is missing or empty, or a line is no such object; names the line.
+        InvalidRequest: the file is missing or empty, or a line is no such object or has the id of an earlier one; names
+            the line.
     """
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidRequest(f"{path} cannot be read as prompts ({e}); give a text file of JSON lines") from None
-    prompts = []
+    prompts: list[Prompt] = []
+    at: dict[int | str, int] = {}  # line of each id
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -104,10 +107,16 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
             if not (isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns)):
                 raise ValueError("turns should be a list of texts")
             prompts.append(Prompt(row["question_id"], str(row["category"]), tuple(turns)))
+            first = at.setdefault(prompts[-1].id, number)
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidRequest(
                 f"{path}, line {number} is no prompt ({e}); expected an object with question_id, category and turns"
             ) from None
+        if first != number:
+            raise InvalidRequest(
+                f"{path}, line {number} has the question_id {prompts[-1].id!r} of line {first}; answers are told apart"
+                " by it, so give every question its own"
+            )
     if not prompts:
         raise InvalidRequest(f"{path} holds no prompt; expected JSON lines with question_id, category and turns")
     return prompts if limit is None else spread(prompts, limit)
@@ -629,6 +638,23 @@ def figure(result: Mapping[str, Any]) -> Any:
     return fig
 
 
+def writable(*paths: Path | None) -> None:
+    """Make sure, before anything is measured, that results can be written where they shall go; makes the folders.
+
+    Raises:
+        InvalidRequest: one cannot; says which, and why.
+    """
+    for path in filter(None, paths):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = not path.exists()
+            path.open("ab").close()
+            if new:
+                path.unlink()
+        except OSError as e:
+            raise InvalidRequest(f"nothing can be written to {path} ({e.strerror}); name another file") from None
+
+
 def save_figure(fig: Any, path: Path) -> None:
     """Write a plotly figure as a page (.html, self-contained) or as a picture (.png, .svg, .pdf).
 
@@ -775,6 +801,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.sweep:
         names = sweep(names, args.sweep)
     samplings = [replace(sampling, temperature=t) for t in _temperatures(args)]
+    writable(args.json, args.figure)
     pair = pair_of(args)
     target = pair.target
     everyone = [[contestant(pair, name, how, settings) for name in names] for how in samplings]
@@ -808,13 +835,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "rows": [row for t, records in zip(temperatures, measured) for row in _rows(records, trees, t, kept)],
             "auto_vs_best": {f"{t:g}": auto_vs_best(r, trees, kept) for t, r in zip(temperatures, measured)},
         }
+    print(tables(result))
+    if args.sweep:
+        print("\n" + _sweep_table(result["sweep"]["auto_vs_best"]))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.figure:
         save_figure(figure(result), args.figure)
-    print(tables(result))
-    if args.sweep:
-        print("\n" + _sweep_table(result["sweep"]["auto_vs_best"]))
     for name, m in result["methods"].items():
         if m["ids"].get("different"):
             print(f"WARNING: {name} changed the text of {m['ids']['different']} prompts", file=sys.stderr)

@@ -308,7 +308,7 @@ def save_head(
         notes: JSON-able facts to keep in the configuration (how it was trained).
 
     Raises:
-        InvalidRequest: the form cannot hold this head.
+        InvalidRequest: the form cannot hold this head, or `dtype` its weights; weights that are not finite.
     """
     import torch
     from safetensors.torch import save_file
@@ -327,6 +327,17 @@ def save_head(
         name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
         for name, tensor in head.state_dict().items()
     }
+    for name, tensor in head.state_dict().items():
+        if not torch.isfinite(state[name]).all():
+            if not torch.isfinite(tensor).all():
+                raise InvalidRequest(
+                    f"{name} of this head holds NaN or infinity, so it cannot draft; write one from before its training"
+                    " diverged"
+                )
+            raise InvalidRequest(
+                f"{name} of this head reaches {float(tensor.abs().max()):.3g}, beyond the range of {dtype}; write it in"
+                " bfloat16 or float32"
+            )
     tied = (
         head.embed_tokens is not None and head.lm_head is not None and head.lm_head.weight is head.embed_tokens.weight
     )
@@ -419,7 +430,7 @@ def _written_config(config: HeadConfig, form: str, tied: bool, dtype: str, verif
             **layer,
             "bias": config.fc_bias,
             "qkv_bias": config.qkv_bias,
-            "producer": flags["producer"],
+            **{key: flags[key] for key in ("logit_scale", "producer") if key in flags},
         }
     nested: dict[str, Any] = {"use_aux_hidden_state": config.fc}
     if not config.last_norm:
@@ -450,6 +461,12 @@ def configure(parser: ArgumentParser) -> None:
         default=[],
         help=f"override what the configuration says, the value as JSON; keys: {', '.join(OVERRIDES)}",
     )
+    parser.add_argument(
+        "--export",
+        metavar=("FORM", "FOLDER"),
+        nargs=2,
+        help="also write the head there: as safeailab (the reference) or speculators (vLLM, SGLang)",
+    )
 
 
 def run(args: Namespace) -> dict[str, Any]:
@@ -470,6 +487,16 @@ def run(args: Namespace) -> dict[str, Any]:
             overrides[key] = value
     facts = inspect(args.drafter, target, **overrides)
     print(_table(facts))
+    if args.export:
+        import torch
+
+        from eagle_core.pairs import load_target
+
+        form, folder = args.export
+        loaded = load_target(args.target)
+        head = load_head(args.drafter, loaded, **overrides)
+        save_head(head, folder, form, dtype=getattr(torch, facts["dtype"], None), verifier=loaded.name)
+        print(f"{'written':<17} {folder}, in the form of {form}, for {loaded.name}")
     return facts
 
 

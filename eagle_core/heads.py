@@ -309,8 +309,8 @@ class EagleHead(nn.Module):
         return (read if self.config.norm_output else x), read
 
     def logits(self, read: Tensor) -> Tensor:
-        """read: [..., H]. Returns [..., Vd] over the draft vocabulary."""
+        """read: [..., H]. Returns [..., Vd] over the draft vocabulary, in the dtype of read."""
         lm_head = self._borrowed["lm_head"] if self.lm_head is None else self.lm_head
-        assert isinstance(lm_head, nn.Module)
-        out = lm_head(read)
+        assert isinstance(lm_head, nn.Module) and isinstance(lm_head.weight, Tensor)
+        out = lm_head(read.to(lm_head.weight.dtype)).to(read)
         return out if self.config.logit_scale == 1.0 else out * self.config.logit_scale

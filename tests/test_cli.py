@@ -77,6 +77,25 @@ def test_inspect(capsys: Any) -> None:
     assert out["method"] == "eagle3" and out["layers_assumed"] is True and out["layers"] == [2, 4, 5]
 
 
+@pytest.mark.parametrize("form", ["safeailab", "speculators"])
+def test_a_head_is_written_in_another_form(form: str, tmp_path: Path, capsys: Any) -> None:
+    pair = ["--target", str(CASE / "target")]
+    assert main(["inspect", str(CASE / "head"), *pair, "--export", form, str(tmp_path / "out")]) == 0
+    before = last_line(capsys)
+    assert main(["inspect", str(tmp_path / "out"), *pair]) == 0
+    after = last_line(capsys)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert ("speculators_config" in written) is (form == "speculators")
+    for fact in ("method", "layers", "draft_vocab_size", "dtype", "rope"):
+        assert after[fact] == before[fact]
+    texts = []
+    for head in (CASE / "head", tmp_path / "out"):
+        main(["generate", *pair, "--drafter", str(head), "--prompt-ids", "5,9,12", "--max-new-tokens", "12"])
+        out = last_line(capsys)
+        texts.append((out["ids"], out["tau"]))
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("argv,names", [
     (["generate", *PAIR, "--depth", "0"], "depth"),
     (["generate", *PAIR, "--temperature", "-1"], "temperature"),
@@ -94,6 +113,7 @@ def test_inspect(capsys: Any) -> None:
     (["generate", "--target", str(HERE), "--prompt-ids", "1"], "config.json"),
     (["generate", *PAIR[:2], "--drafter", str(HERE), "--prompt-ids", "1"], "config.json"),
     (["inspect", str(HERE)], "config.json"),
+    (["inspect", str(CASE / "head"), "--target", str(CASE / "target"), "--export", "gguf", "x"], "speculators"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_code_2(argv: list[str], names: str, capsys: Any) -> None:
     assert main(argv) == 2

@@ -264,7 +264,8 @@ def test_training_learns_and_ships_a_head_that_loads(method: str, text: tuple[Ta
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     held = [line["held_out"] for line in lines if "held_out" in line]
     learn = [line for line in lines if "loss" in line]
-    assert learn[-1]["loss"] < learn[0]["loss"]
+    losses = [line["loss"] for line in learn]
+    assert sum(losses[-10:]) < sum(losses[:10]), "a third of the run, since two updates are mostly their text"
     assert len(held) == 3 and held[-1]["predictions"] > 30
     assert held[-1] == {k: result[k] for k in held[-1]}
     assert (out / "curve.png").read_bytes()[:4] == b"\x89PNG"

@@ -34,10 +34,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle_core.bench import Prompt, fitting, read_prompts, save_figure
+from eagle_core.bench import Prompt, fitting, read_prompts, save_figure, writable
 from eagle_core.errors import InvalidRequest, TraceError
 from eagle_core.events import Event, Finish, Step, dump, load_trace
 from eagle_core.metrics import METRICS, Run, calibration_gap, measure, table
+from eagle_core.training.store import weights
 
 if TYPE_CHECKING:
     from eagle_core.drafters.base import Drafter, TreeSettings
@@ -52,6 +53,10 @@ MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 ENOUGH = 200
 """Nodes that a calibration bin must hold to be judged."""
+
+DRAFTING = 1
+"""Which rules of drafting a kept trace shows. Raise it with any change of what the same head drafts with the same
+settings, so that traces of the old rules are not taken for the new ones'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,17 +386,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prompts = read_prompts(args.prompts, args.limit)
     sampling, main = sampling_of(args), tree_of(args)
     settings = choose([name for name in args.settings.split(",") if name], main)
-    target = load_target(args.target, dtype=args.dtype, device=args.device)
+    writable(args.json, args.figure, args.answers)
+    target = load_target(args.target, dtype=args.dtype, device=args.device, fast=not args.plain, threads=args.threads)
     drafters, which = _drafters(args.drafter, target)
     fitted = fitting(target, prompts, args.max_new_tokens)
     traces = args.json.with_suffix(".traces")
     request = {
         "target": target.name,
+        "weights": weights(target),
         "dtype": str(target.dtype).removeprefix("torch."),
         "sampling": asdict(sampling),
         "max_new_tokens": args.max_new_tokens,
     }
-    identity = {**request, "drafter": which, "decode": args.decode}
+    identity = {**request, "drafter": which, "decode": args.decode, "drafting": DRAFTING}
     texts = {} if args.decode else _answers(target, fitted, request, sampling, args.answers or traces / "answers.json")
     recalled: dict[int | str, Recalled] = {}  # of the prompt in progress
 
@@ -428,10 +435,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "verified": "by forwards over trees" if args.decode else "by the target's own answers, looked up",
         "settings": found,
     }
+    print(tables(result))
     args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.figure:
         save_figure(figure(result), args.figure)
-    print(tables(result))
     return result
 
 
@@ -442,7 +449,8 @@ def _answers(
     sampling: Sampling,
     path: Path,
 ) -> dict[int | str, list[int]]:
-    """The target's answers by prompt id, read from `path` as far as they are there, else written now and kept."""
+    """The target's answers by prompt id, read from `path` as far as they are there, else written now and kept. Answers
+    that were kept before `request` had the target's weights in it are taken for this target's."""
     from tqdm import tqdm
 
     from eagle_core.training.recall import write_answers
@@ -450,10 +458,15 @@ def _answers(
     known: dict[str, list[int]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if not sampling.greedy:
         request = {**request, "noise": "by seed and position"}
-    key = {
-        prompt.id: hashlib.sha256(json.dumps([request, ids], sort_keys=True).encode()).hexdigest()[:16]
-        for prompt, ids in prompts
-    }
+    older = {k: v for k, v in request.items() if k != "weights"}
+    key = {}
+    for prompt, ids in prompts:
+        key[prompt.id], old = (
+            hashlib.sha256(json.dumps([depends, ids], sort_keys=True).encode()).hexdigest()[:16]
+            for depends in (request, older)
+        )
+        if old in known:
+            known.setdefault(key[prompt.id], known[old])
     missing = [(key[prompt.id], ids) for prompt, ids in prompts if key[prompt.id] not in known]
     if missing:
         path.parent.mkdir(parents=True, exist_ok=True)

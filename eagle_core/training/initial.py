@@ -50,6 +50,7 @@ def initial_head(
     draft_ids: Tensor | None = None,
     seed: int = 0,
     noise: float = 0.02,
+    scale: float = 1.0,
 ) -> tuple[EagleHead, list[str]]:
     """A head to train, attached to its target.
 
@@ -59,6 +60,7 @@ def initial_head(
         draft_ids: [Vd] ascending target ids an EAGLE-3 head can draft.
         seed: of the noise.
         noise: standard deviation of parts that begin as noise.
+        scale: the factor between what the target's LM head says and its logits.
 
     Returns the head in float32 and the names of parts that begin as noise for want of a counterpart.
     """
@@ -83,6 +85,7 @@ def initial_head(
         rms_norm_eps=float(f"{getattr(config, 'rms_norm_eps', 1e-6):.6g}"),
         rope={"rope_type": "default", "rope_theta": float(rope["rope_theta"])} if plain
         else {"rope_type": "default", "rope_theta": 10000.0},
+        logit_scale=1.0 if fused else scale,
     )  # fmt: skip
     head = EagleHead(shape, own_lm_head=fused, draft_to_target=draft_ids if fused else None)
     random = torch.Generator().manual_seed(seed)
@@ -110,7 +113,8 @@ def initial_head(
             start(f"mlp.{name}", _find(mine, f"mlp.{name}.weight"), _find(last, f"mlp.{name}"))
         if fused:
             assert draft_ids is not None and head.lm_head is not None
-            head.lm_head.weight.copy_(target.lm_head.weight.detach()[draft_ids.to(target.device)].float())
+            rows = target.lm_head.weight.detach()  # may be on another device than the embedding
+            head.lm_head.weight.copy_(rows[draft_ids.to(rows.device)].float() * scale)
             start("norm", head.norm.weight, _find(target.model, "model.norm"))
             start("hidden_norm", _find(mine, "hidden_norm.weight"), _find(last, "input_layernorm"))
             start("post_attention_layernorm", _find(mine, "post_attention_layernorm.weight"),
@@ -151,7 +155,8 @@ def regress(head: EagleHead, batches: Iterable[Batch]) -> None:
         goal = goal / weight * features[:, -head.config.target_hidden_size :].pow(2).mean().sqrt()
     order = (features, embedding) if fused else (embedding, features)
     x = torch.cat(order, -1)
-    squares, products = (x.T @ x).double(), (x.T @ goal).double()
+    home = torch.device("cpu") if x.device.type == "mps" else x.device  # MPS has no float64
+    squares, products = ((x.T @ y).to(home).double() for y in (x, goal))
     ridge = torch.diag(1e-3 * squares.diagonal())
     solution = torch.linalg.solve(squares + ridge, products).T.float()
     if not fused:

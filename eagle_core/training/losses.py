@@ -29,9 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eagle_core.heads import EagleHead
+from eagle_core.errors import TrainingError
+from eagle_core.heads import POST_NORM, EagleHead
 
-__all__ = ["Batch", "Objective", "TrainingTimeTest", "ahead", "chain_steps"]
+__all__ = ["Batch", "LogitLaw", "Objective", "TrainingTimeTest", "ahead", "chain_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,48 @@ def chain_steps(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class LogitLaw:
+    """How a target's logits follow from what its LM head says: cap · tanh(scale · x / cap), without a cap if it is 0.
+
+    Granite and Cohere scale, Gemma-2 caps, most do neither.
+    """
+
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if self.scale == 1.0 else x * self.scale
+        return self.cap * torch.tanh(x / self.cap) if self.cap else x
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, target: Any) -> LogitLaw:
+        """Found by one forward over eight tokens.
+
+        Raises:
+            TrainingError: the logits follow another law, so soft targets cannot be had from states alone.
+        """
+        ids = torch.arange(8, device=target.device) * 7919 % target.vocab_size
+        session = target.session(len(ids))
+        at = torch.arange(len(ids), device=target.device)
+        logits, state = target.forward(session.cache, ids, at, None, (POST_NORM,), 0)
+        target.release(session)
+        said = target.lm_head(state).float().to(logits)
+        cap = float(getattr(target.config, "final_logit_softcapping", None) or 0.0)
+        straight = logits.abs() < 0.9 * cap if cap else torch.ones_like(logits, dtype=torch.bool)
+        x, y = said[straight], logits[straight]
+        y = cap * torch.atanh(y / cap) if cap else y
+        law = cls(float(f"{float((x * y).sum() / (x * x).sum()):.4g}"), cap)
+        error, size = float((law(said) - logits).abs().max()), float(logits.abs().max())
+        if not (law.scale > 0 and error <= (1e-3 if target.dtype == torch.float32 else 5e-2) * (1 + size)):
+            raise TrainingError(
+                f"The logits of {target.name} are no multiple of what its LM head says (off by {error:.3g}, the largest"
+                f" is {size:.3g}), so kept states do not tell its distributions; no head can be trained for it here."
+            )
+        return law
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums over the predictions of one training step, on the device. `agree / count` is its accuracy."""
@@ -130,6 +173,7 @@ class Objective(nn.Module):
             the target's LM head the rows the token loss looks at.
         row_of: [V] int64, the row of a target id, −1 for ids without one.
         lm_bias: [R] the same rows of the LM head's bias, where it has one.
+        law: from what the LM head says to the target's logits.
         decay: weight of step k is decay^k.
         token_weight: of the cross-entropy against the feature loss (EAGLE-1/2).
         noise: half the width of the uniform noise on features (EAGLE-1/2).
@@ -142,13 +186,14 @@ class Objective(nn.Module):
         row_of: Tensor,
         *,
         lm_bias: Tensor | None = None,
+        law: LogitLaw = LogitLaw(),
         decay: float = 0.8,
         token_weight: float = 0.1,
         noise: float = 0.1,
         everywhere: bool = False,
     ) -> None:
         super().__init__()
-        self.head = head
+        self.head, self.law = head, law
         self.decay, self.token_weight, self.noise, self.everywhere = decay, token_weight, noise, everywhere
         self.register_buffer("lm_rows", lm_rows, persistent=False)
         self.register_buffer("row_of", row_of, persistent=False)
@@ -172,7 +217,7 @@ class Objective(nn.Module):
         if not self.everywhere:
             counts &= ahead(batch.answer, 1)
         with torch.no_grad():
-            wanted = F.linear(batch.final[counts], self.lm_rows, self.lm_bias).float().softmax(-1)
+            wanted = self.law(F.linear(batch.final[counts], self.lm_rows, self.lm_bias).float()).softmax(-1)
             best = wanted.argmax(-1)
         index = torch.full(counts.shape, -1, device=counts.device)
         index[counts] = torch.arange(len(wanted), device=counts.device)

@@ -37,7 +37,7 @@ def stages(args: argparse.Namespace) -> list[list[str]]:
     if args.prompts:
         for method in ("eagle3", "eagle2"):
             lines.append(
-                ["evaluate", *target, "--drafter", str(out / method), "--prompts", str(args.prompts),
+                ["evaluate", *target, *device, "--drafter", str(out / method), "--prompts", str(args.prompts),
                  "--json", str(out / f"{method}.json"), *(["--limit", str(args.limit)] if args.limit else [])]
             )  # fmt: skip
     return lines

@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,32 +22,55 @@ import torch
 from torch import Tensor
 
 from eagle_core.errors import TrainingError
-from eagle_core.heads import POST_NORM, EagleHead, default_capture
+from eagle_core.heads import POST_NORM, EagleHead, HeadConfig, default_capture
 from eagle_core.training.initial import draft_vocabulary, initial_head, regress
-from eagle_core.training.losses import Batch, Objective, ahead, chain_steps
+from eagle_core.training.losses import Batch, LogitLaw, Objective, ahead, chain_steps
 from eagle_core.training.muon import Muon
 from eagle_core.training.store import Corpus, disk_errors, replace_file
 from eagle_core.training.trainer import METHODS, Recipe
 
-__all__ = ["Library", "Run", "held_out_report"]
+__all__ = ["Library", "Run", "check", "held_out_report"]
+
+_PATIENCE = 60.0  # seconds for a process to see what the first one saw of a corpus that grows
+
+
+def check(recipe: Recipe, target: Any, corpora: Sequence[Corpus], out: Path, *, resume: bool) -> tuple[int, ...]:
+    """Everything that can be refused before any work is done. Returns the states that the head will read.
+
+    Raises:
+        TrainingError: what does not fit.
+    """
+    if recipe.method not in METHODS:
+        raise TrainingError(f"There is no training for {recipe.method!r}; choose one of {', '.join(METHODS)}.")
+    if (recipe.updates > 0) == (recipe.hours > 0):
+        raise TrainingError("Say how long to train: a number of steps or hours, one of the two.")
+    if resume != (there := (out / "checkpoint.pt").exists()):
+        raise TrainingError(
+            f"{out} already holds a run; give --resume to continue it, or another folder."
+            if there
+            else f"{out} holds no checkpoint to resume from."
+        )
+    fused = recipe.family == "eagle3"
+    wanted = (recipe.capture or default_capture(target.num_layers)) if fused else (POST_NORM,)
+    for corpus in corpora:
+        if not {*wanted, POST_NORM} <= {*corpus.capture}:
+            raise TrainingError(
+                f"{corpus.folder} holds the states at boundaries {list(corpus.capture)}, and training needs"
+                f" {sorted({*wanted, POST_NORM})} (-1: after the final norm);"
+                " write or import the text again with these boundaries (`corpus --capture`)."
+            )
+    return tuple(wanted)
 
 
 class Library:
     """Corpora as one list of conversations, split into a part to learn from and a held-out part.
 
-    Every fortieth conversation is held out, whatever is added later. `grown` sees what writers have added.
+    Every fortieth conversation is held out, whatever is added later. Its neighbours are neither learnt from nor
+    counted: a conversation may quote the answer of the one before it. `grown` sees what writers have added.
     """
 
     def __init__(self, corpora: Sequence[Corpus], wanted: Sequence[int]) -> None:
         self.corpora = list(corpora)
-        for corpus in self.corpora:
-            missing = [j for j in wanted if j not in corpus.capture]
-            if missing:
-                raise TrainingError(
-                    f"{corpus.folder} holds the states at boundaries {list(corpus.capture)},"
-                    f" and the head reads {list(wanted)};"
-                    " write or import the text again with these boundaries."
-                )
         self.wanted = tuple(wanted)
         self.grown()
 
@@ -65,12 +89,17 @@ class Library:
         learn: list[tuple[int, int]] = []
         held: list[tuple[int, int]] = []
         for c, n in enumerate(counts):
-            for i in range(n):
-                (held if i % 40 == 7 else learn).append((c, i))
+            held += [(c, i) for i in range(n) if i % 40 == 7]
+            learn += [(c, i) for i in range(n) if i % 40 not in (6, 7, 8)]
         return learn, held
 
     def counts(self) -> list[int]:
         return [part[3] for part in self._parts]
+
+    def lacks(self, counts: Sequence[int]) -> str:
+        """Which corpora hold fewer conversations with states than `counts` of them; empty if none does."""
+        pairs = zip(self.corpora, self.counts(), counts, strict=False)
+        return "; ".join(f"{c.folder} has {n} of {wanted} conversations" for c, n, wanted in pairs if n < wanted)
 
     def length(self, key: tuple[int, int]) -> int:
         offsets = self._parts[key[0]][2]
@@ -85,8 +114,8 @@ class Library:
         for _, arrays, offsets, featured in self._parts:
             end = offsets[featured]
             mask = arrays["answer"][:end].astype(bool)
-            for i in range(7, featured, 40):
-                mask[offsets[i] : offsets[i + 1]] = False
+            for i in range(6, featured, 40):
+                mask[offsets[i] : offsets[min(i + 3, featured)]] = False
             counts += np.bincount(arrays["tokens"][:end][mask], minlength=vocab_size)
         return torch.from_numpy(counts)
 
@@ -165,24 +194,18 @@ class Run:
         resume: bool = False,
         start_from: Path | str | None = None,
     ) -> None:
-        if recipe.method not in METHODS:
-            raise TrainingError(f"There is no training for {recipe.method!r}; choose one of {', '.join(METHODS)}.")
-        if (recipe.updates > 0) == (recipe.hours > 0):
-            raise TrainingError("Say how long to train: a number of steps or hours, one of the two.")
+        wanted = check(recipe, target, corpora, Path(out), resume=resume)
         from accelerate import Accelerator
 
         self.recipe, self.target, self.out = recipe, target, Path(out)
         cuda = target.device.type == "cuda"
-        self.accelerator = Accelerator(cpu=not cuda, mixed_precision="bf16" if cuda else "no")
+        # What is trained stays where the target is, which need not be the device that accelerate would choose.
+        self.accelerator = Accelerator(cpu=not cuda, mixed_precision="bf16" if cuda else "no", device_placement=False)
         self.main = self.accelerator.is_main_process
         self.workers = self.accelerator.num_processes
-        fused = recipe.family == "eagle3"
-        wanted = (recipe.capture or default_capture(target.num_layers)) if fused else (POST_NORM,)
         self.library = Library(corpora, wanted)
         self.at = Progress()
         saved = self._read_checkpoint() if resume else None
-        if saved is None and (self.out / "checkpoint.pt").exists() and not resume:
-            raise TrainingError(f"{self.out} already holds a run; give --resume to continue it, or another folder.")
         frequencies = self.library.frequencies(target.vocab_size)
         if int(frequencies.sum()) == 0:
             raise TrainingError("The corpus holds no answers to learn from; write more of it.")
@@ -192,22 +215,27 @@ class Run:
             ids = draft_vocabulary(frequencies, min(recipe.draft_vocab, target.vocab_size))
         self.ids = ids
         self.coverage = float(frequencies[ids].sum() / frequencies.sum())
-        self.head, self.unmatched = initial_head(
-            recipe.family, target, capture=wanted, draft_ids=ids if fused else None, seed=recipe.seed
-        )
+        law = LogitLaw.of(target)
         self.started_from = saved.get("started_from", "") if saved else str(start_from or "")
-        if start_from is not None and saved is None:
-            inherit(self.head, start_from, target)
-        elif saved is None:
-            some = [key for key in self.library.split()[0] if self.library.length(key) > 3][:200]
-            regress(self.head, (self.library.batch([key], 1).to(target.device) for key in some))
+        self.unmatched: list[str] = saved.get("unmatched", []) if saved else []
+        if saved is not None and "config" in saved:
+            self.head = _laid_out(HeadConfig(**saved["config"]), saved["head"], ids, target)
+        elif saved is None and start_from is not None:
+            self.head = inherit(start_from, target, recipe.family, wanted, ids, law.scale)
+        else:
+            self.head, self.unmatched = initial_head(
+                recipe.family, target, capture=wanted, draft_ids=ids if recipe.family == "eagle3" else None,
+                seed=recipe.seed, scale=law.scale,
+            )  # fmt: skip
+            if saved is None:
+                some = [key for key in self.library.split()[0] if self.library.length(key) > 3][:200]
+                regress(self.head, (self.library.batch([key], 1).to(target.device) for key in some))
         row_of = torch.full((target.vocab_size,), -1)
         row_of[ids] = torch.arange(len(ids))
-        where = ids.to(target.device)
         bias = getattr(target.lm_head, "bias", None)
         objective = Objective(
-            self.head, target.lm_head.weight.detach()[where].float(), row_of.to(target.device),
-            lm_bias=None if bias is None else bias.detach()[where].float(), decay=recipe.decay,
+            self.head, _rows(target.lm_head.weight, ids, target), row_of.to(target.device),
+            lm_bias=None if bias is None else _rows(bias, ids, target), law=law, decay=recipe.decay,
             token_weight=recipe.token_weight, noise=recipe.feature_noise, everywhere=recipe.everywhere,
         )  # fmt: skip
         output = [p for n, p in self.head.named_parameters() if n.startswith("lm_head")]
@@ -233,15 +261,16 @@ class Run:
                 optimizer.load_state_dict(state)
                 for group, setting in zip(optimizer.param_groups, mine, strict=True):
                     group.update(setting)
-            self.at = Progress(**{**saved["progress"], "counts": tuple(saved["progress"]["counts"])})
+            self.at = self._progress(saved)
         self.objective = self.accelerator.prepare(objective)
         self.optimizers = optimizers
         self.batches: list[list[tuple[int, int]]] = []
         self._held: list[tuple[Batch, Tensor, bool]] | None = None
-        if self.main and saved is None:
+        if self.main:
             with disk_errors(self.out):
                 self.out.mkdir(parents=True, exist_ok=True)
-                (self.out / "log.jsonl").write_text("")
+            log = self.out / "log.jsonl"
+            replace_file(log, _until(log, self.at.update) if saved is not None and log.exists() else b"")
             replace_file(self.out / "recipe.json", json.dumps(self.about(), indent=1).encode())
 
     def about(self) -> dict[str, Any]:
@@ -296,11 +325,18 @@ class Run:
         return replace(self.recipe, batch_tokens=max(1, self.recipe.batch_tokens // self.workers))
 
     def _begin_epoch(self) -> None:
+        """A pass over what the first process sees now; the others wait until they see it too."""
         self.library.grown()
         counts = torch.tensor(self.library.counts(), device=self.target.device)
         if self.workers > 1:
             torch.distributed.broadcast(counts, 0)
         self.at.counts = tuple(counts.tolist())
+        end = time.monotonic() + _PATIENCE
+        while short := self.library.lacks(self.at.counts):
+            if time.monotonic() > end:
+                raise TrainingError(f"This process does not see all that the first one does: {short}.")
+            time.sleep(0.2)
+            self.library.grown()
         self.at.batch = 0
         self.batches = []
 
@@ -308,7 +344,7 @@ class Run:
         """One optimizer update. Returns its numbers: loss, accuracy of each chain step, tokens.
 
         Raises:
-            TrainingError: the loss is not a number; names the batch. Nothing was changed by it.
+            TrainingError: the loss or its gradient is not finite; names the batch. Nothing was changed by it.
         """
         started = time.perf_counter()
         progress, recipe = self.progress(), self.recipe
@@ -322,16 +358,14 @@ class Run:
         with self.accelerator.autocast():
             tally = self.objective(batch, steps, noise)
         loss = float(tally.loss.detach())
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"The loss became {loss} at step {self.at.update + 1} ({batch.name}). "
-                "The last checkpoint is from before it; lower the learning rates, or look at that text, and resume."
-            )
+        self._stop_unless_finite("loss", loss, batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.accelerator.backward(tally.loss)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.head.parameters() if p.grad is not None])
+        self._stop_unless_finite("gradient", float(norm), batch)
         if recipe.clip > 0:
-            torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip)
+            torch.nn.utils.clip_grads_with_norm_(self.head.parameters(), recipe.clip, norm)
         factor = recipe.rate_factor(progress, self.at.update)
         for optimizer, rates in zip(self.optimizers, self.rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -349,15 +383,35 @@ class Run:
             "rate_factor": factor,
         }
 
+    def _stop_unless_finite(self, what: str, value: float, batch: Batch) -> None:
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"The {what} became {value} at step {self.at.update + 1} ({batch.name}). "
+                "The last checkpoint is from before it; lower the learning rates, or look at that text, and resume."
+            )
+
     # ------------------------------------------------------------------------------------------- what is kept
 
     def save(self) -> None:
-        """Replace the checkpoint in one move."""
+        """Replace the checkpoint in one move.
+
+        Raises:
+            TrainingError: a full disk, or weights that are not finite; the last checkpoint stays.
+        """
         if not self.main:
             return
+        broken = [name for name, p in self.head.named_parameters() if not bool(torch.isfinite(p).all())]
+        if broken:
+            raise TrainingError(
+                f"After step {self.at.update} {', '.join(broken)} of the head are not finite, so it is not saved. "
+                "The last checkpoint is from before that; lower the learning rates and resume."
+            )
         progress = {**asdict(self.at), "counts": list(self.at.counts)}
         state = {
             "method": self.recipe.method,
+            "bound": self._bound(),
+            "config": asdict(self.head.config),
+            "unmatched": self.unmatched,
             "ids": self.ids,
             "started_from": self.started_from,
             "head": self.head.state_dict(),
@@ -369,13 +423,39 @@ class Run:
         replace_file(self.out / "checkpoint.pt", buffer.getvalue())
 
     def _read_checkpoint(self) -> dict[str, Any]:
-        path = self.out / "checkpoint.pt"
-        if not path.exists():
-            raise TrainingError(f"{self.out} holds no checkpoint to resume from.")
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(self.out / "checkpoint.pt", map_location="cpu", weights_only=True)
         if METHODS[saved["method"]] != self.recipe.family:
             raise TrainingError(f"{self.out} holds a run of {saved['method']}, not of {self.recipe.method}.")
+        now = self._bound()
+        was = {**now, **saved.get("bound", {})}
+        if now["corpora"][: len(was["corpora"])] == was["corpora"]:  # further ones may follow
+            was["corpora"] = now["corpora"]
+        differing = [f"{key} was {was[key]!r} and is {now[key]!r}" for key in now if was[key] != now[key]]
+        if short := self.library.lacks(saved["progress"]["counts"]):
+            differing.append(short)
+        if differing:
+            raise TrainingError(
+                f"{self.out} cannot be resumed with what it was not begun with: {'; '.join(differing)}. "
+                "Give what was given then (corpora in the same order, further ones after them), or begin another run."
+            )
         return dict(saved)
+
+    def _bound(self) -> dict[str, Any]:
+        """What the counters of a checkpoint, and the shape of its head, mean only together with."""
+        kept = {key: getattr(self.recipe, key) for key in ("draft_vocab", "seed", "batch_tokens", "everywhere")}
+        corpora = [corpus.folder.resolve().name for corpus in self.library.corpora]
+        return {**kept, "capture": list(self.library.wanted), "workers": self.workers, "corpora": corpora}
+
+    def _progress(self, saved: dict[str, Any]) -> Progress:
+        """Where a checkpoint stands; at the start of a new pass where the text is not the one its pass went over."""
+        at = Progress(**{**saved["progress"], "counts": tuple(saved["progress"]["counts"])})
+        added = self._bound()["corpora"][len(at.counts) :]
+        if at.counts and (added or "bound" not in saved):
+            if self.main:
+                why = f"{', '.join(added)} was added" if added else "an older version held out other conversations"
+                print(f"{self.out}: {why}; a new pass begins over all of the text.", file=sys.stderr)
+            at = replace(at, epoch=at.epoch + 1, batch=0, counts=())
+        return at
 
     def log(self, **line: Any) -> None:
         if self.main:
@@ -394,7 +474,7 @@ class Run:
                 batch = self.library.batch([key], 1).to(self.target.device)
                 tokens += batch.tokens.shape[1]
                 with torch.no_grad():
-                    best = self.target.lm_head(batch.final[0].to(self.target.dtype)).argmax(-1)
+                    best = self.target.lm_head(batch.final[0].to(self.target.dtype)).argmax(-1).to(self.target.device)
                 held.append((batch, best, self.library.temperature(key) == 0))
             self._held = held
         return self._held
@@ -403,36 +483,80 @@ class Run:
         return held_out_report(self.head, self.held_out(), max(5, self.recipe.chain))
 
 
+def _until(log: Path, update: int) -> bytes:
+    """The whole lines of a log up to an update. A kill leaves lines past the checkpoint, a full disk half a line."""
+    kept = []
+    for line in log.read_text(errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and entry.get("step", update + 1) <= update:
+            kept.append(line + "\n")
+    return "".join(kept).encode()
+
+
+def _rows(weight: Tensor, ids: Tensor, target: Any) -> Tensor:
+    """Rows of the target's LM head as float32 beside the head; a target may be spread over several devices."""
+    return weight.detach()[ids.to(weight.device)].float().to(target.device)
+
+
+def _laid_out(config: HeadConfig, weights: Mapping[str, Tensor], ids: Tensor, target: Any) -> EagleHead:
+    """A head to train, with these weights. An embedding of its own, which public heads took over, stays as it is."""
+    fused = config.family == "eagle3"
+    head = EagleHead(
+        config, own_embedding="embed_tokens.weight" in weights, own_lm_head=fused,
+        draft_to_target=ids if fused else None,
+    )  # fmt: skip
+    head.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    if head.embed_tokens is not None:
+        head.embed_tokens.requires_grad_(False)
+    head.to(target.device)
+    head.borrow(target.embedding, target.lm_head)
+    return head
+
+
 @torch.no_grad()
-def inherit(head: EagleHead, source: Path | str, target: Any) -> None:
-    """Give a head the weights of a trained one. Draft vocabularies may differ: what both can draft is taken over.
+def inherit(
+    source: Path | str, target: Any, family: str, wanted: tuple[int, ...], ids: Tensor, scale: float
+) -> EagleHead:
+    """The head at `source` as one to train: its weights and flags, but a draft vocabulary of `ids`.
+
+    Args:
+        wanted: the states that the corpora hold for it.
+        scale: the factor between what the target's LM head says and its logits. Rows of ids that the old head could
+            not draft begin as the target's.
 
     Raises:
-        TrainingError: a head of another shape. CheckpointError: no sound head at `source`.
+        TrainingError: a head that cannot be trained here. CheckpointError: no sound head at `source`.
     """
     from eagle_core.checkpoints import load_head
 
     old = load_head(source, target)
-    mine, theirs = head.state_dict(), old.state_dict()
-    other = [
-        name for name in mine
-        if name != "lm_head.weight" and (name not in theirs or theirs[name].shape != mine[name].shape)
-    ]  # fmt: skip
-    if other or old.config.capture != head.config.capture:
-        raise TrainingError(
-            f"The head at {source} cannot be continued: it differs in {', '.join(other) or 'the states it reads'}."
-        )
-    for name, weight in theirs.items():
-        if name != "lm_head.weight":
-            mine[name].copy_(weight)
-    if head.lm_head is None or old.lm_head is None:
-        return
-    everything = torch.arange(target.vocab_size, device=target.device)
-    row = torch.full_like(everything, -1)
-    ids = everything if old.draft_to_target is None else old.draft_to_target
-    row[ids] = torch.arange(len(ids), device=target.device)
-    wanted = row[everything if head.draft_to_target is None else head.draft_to_target]
-    mine["lm_head.weight"][wanted >= 0] = theirs["lm_head.weight"][wanted[wanted >= 0]].float()
+    config, fused = old.config, family == "eagle3"
+    differing = []
+    if config.family != family:
+        differing.append(f"it is a head of {config.family}, and this run is of {family}")
+    elif config.capture != wanted:
+        differing.append(f"it reads the states at {list(config.capture)}, and this run at {list(wanted)} (--capture)")
+    if config.hidden_size != target.hidden_size:
+        differing.append(f"its hidden_size is {config.hidden_size}, the target's {target.hidden_size}")
+    if not fused and old.lm_head is not None:
+        differing.append("it has an lm_head of its own, where EAGLE-1/2 is trained on the target's")
+    if differing:
+        raise TrainingError(f"The head at {source} cannot be continued: {'; '.join(differing)}.")
+    weights = {name: weight for name, weight in old.state_dict().items() if name != "lm_head.weight"}
+    if fused:
+        rows = _rows(target.lm_head.weight, ids, target) * (scale / config.logit_scale)
+        if old.lm_head is not None:
+            known = torch.arange(target.vocab_size) if old.draft_to_target is None else old.draft_to_target.cpu()
+            row = torch.full((target.vocab_size,), -1)
+            row[known] = torch.arange(len(known))
+            at = row[ids].to(target.device)
+            rows[at >= 0] = old.lm_head.weight[at[at >= 0]].float()
+        weights["lm_head.weight"] = rows
+        config = replace(config, draft_vocab_size=len(ids))
+    return _laid_out(config, weights, ids, target)
 
 
 @torch.no_grad()

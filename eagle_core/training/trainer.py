@@ -4,9 +4,11 @@
     python -m eagle_core train eagle3 --target T --corpus DIR --out DIR --hours 2 --resume      after a kill
     torchrun --nproc_per_node 4 -m eagle_core train eagle3 …                                    on several GPUs
 
-The target is never run: its states are on disk (and computed once, here, where the corpus lacks them). What a step
-does is decided by the seed and its number alone, so a resumed run continues the curve of an unbroken one exactly;
-all that a checkpoint holds is weights, optimizer state and counters.
+Training does not run the target: its states are on disk (and computed once, here, where the corpus lacks them). What a
+step does is decided by the seed, the counters and how far the run has got. So with --steps, over corpora that nobody
+adds to, a resumed run continues the curve of an unbroken one exactly; with --hours the rates and the length of chains
+follow the clock, and a corpus that has grown, or one added at the end of the list, is seen from the next pass on. All
+that a checkpoint holds is weights, optimizer state, counters, and the settings that these mean something with.
 
     out/checkpoint.pt   the newest state, replaced in one move at least every minute
     out/log.jsonl       {"step", "tokens", "seconds", "loss", "accuracy": [step 1, …]} and {"held_out": …} lines
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import sys
 import time
@@ -31,6 +34,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle_core.errors import InvalidRequest
 from eagle_core.training.store import Corpus, replace_file
 
 if TYPE_CHECKING:
@@ -40,6 +44,16 @@ __all__ = ["METHODS", "Recipe", "configure", "draw_curve", "run", "train"]
 
 METHODS = {"eagle1": "eagle1", "eagle2": "eagle1", "eagle3": "eagle3"}
 """What can be trained, and the family of head it is (EAGLE-2 is a way to draft with an EAGLE-1 head)."""
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("batch_tokens", "row_tokens", "draft_vocab", "chain", "first_chain"), (1, math.inf)),
+    **dict.fromkeys(("muon_iterations", "evaluate_every", "log_every"), (1, math.inf)),
+    **dict.fromkeys(("updates", "hours", "decay", "token_weight", "feature_noise"), (0, math.inf)),
+    **dict.fromkeys(("matrix_rate", "rate", "head_rate", "muon_block", "clip", "held_out"), (0, math.inf)),
+    **dict.fromkeys(("growth", "cooldown"), (0, 1)),
+    "seed": (0, 2**32 - 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,9 @@ class Recipe:
     clip              largest norm of the gradient, 0 for none
     held_out          tokens of held-out conversations that are evaluated
     evaluate_every    updates between evaluations
+
+    Raises:
+        InvalidRequest: a setting out of its range.
     """
 
     method: str = "eagle3"
@@ -90,6 +107,17 @@ class Recipe:
     held_out: int = 8000
     evaluate_every: int = 500
     log_every: int = 20
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                most = "" if high == math.inf else f" and at most {high}"
+                raise InvalidRequest(f"{name} is {value}; it must be at least {low}{most}")
+        if self.first_chain > self.chain:
+            raise InvalidRequest(
+                f"first_chain is {self.first_chain} and chain {self.chain}; chains grow, so it must be at most chain"
+            )
 
     @property
     def family(self) -> str:
@@ -142,10 +170,10 @@ def train(
     resume: bool = False,
     start_from: Path | str | None = None,
     export: Path | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Run to the end, and write the head in public form to `export`, if given.
 
-    Returns the last held-out report with the run's counts.
+    Returns the last held-out report with the run's counts; None on any process but the first.
     """
     from tqdm import tqdm
 
@@ -173,7 +201,9 @@ def train(
             saved = time.monotonic()
     report = _evaluate_and_keep(run)
     bar.close()
-    if export is not None and run.main:
+    if not run.main:
+        return None
+    if export is not None:
         from eagle_core.training.card import ship
 
         ship(run, export)
@@ -263,9 +293,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> dict[str, Any] | None:
     from eagle_core.pairs import load_target
     from eagle_core.training.corpus import fill_features
+    from eagle_core.training.runs import check
 
     options = {name: getattr(args, name) for name in _OPTIONS}
     recipe = Recipe(
@@ -283,6 +314,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         device = f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
     target = load_target(args.target, dtype=args.dtype, device=device)
     corpora = [Corpus.open(folder, target) for folder in args.corpus]
+    check(recipe, target, corpora, args.out, resume=args.resume)
     for corpus in corpora:
         if rank in (None, "0"):
             fill_features(corpus, target)

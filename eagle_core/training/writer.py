@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -44,22 +45,26 @@ class Template:
     """The ids that a chat template puts around what people and the model say.
 
     before_user    everything up to the first user turn's text
-    to_answer      from a user turn's end to the answer's first token; `turn_end` is its first id
+    to_answer      from a user turn's end to the answer's first token
     to_user        from an answer's end to the next user turn's text
     ends           ids that end a turn
+    behind         the text that a first and that a later user turn stands behind, and how many ids of it are not to be
+                   said again. Given words are tokenised together with it, since many tokenizers join the space before
+                   a word to the word: "[INST] " and "Why" are other ids than "[INST] Why".
     """
 
     before_user: tuple[int, ...]
     to_answer: tuple[int, ...]
     to_user: tuple[int, ...]
     ends: frozenset[int]
+    behind: tuple[tuple[str, int], tuple[str, int]]
 
     @classmethod
     def of(cls, target: Any) -> Template:
         """Read the pieces off the tokenizer's template by rendering marked messages.
 
         Raises:
-            TrainingError: no tokenizer, no chat template, or one that cannot hold two turns.
+            TrainingError: no tokenizer, no chat template, or one that cannot hold two turns, or not in pieces.
         """
         tokenizer = target.tokenizer
         if tokenizer is None or not getattr(tokenizer, "chat_template", None):
@@ -67,7 +72,7 @@ class Template:
                 f"The tokenizer of {target.name} has no chat template, so there are no user turns to write; "
                 "a corpus needs a chat model (or a tokenizer with `chat_template` set)."
             )
-        one, two, three = "@@ONE@@", "@@TWO@@", "@@THREE@@"
+        one, two, three = "Wordone", "Wordtwo", "Wordthree"
         turns = [
             {"role": "user", "content": one},
             {"role": "assistant", "content": two},
@@ -76,21 +81,36 @@ class Template:
         try:
             asked = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
             whole = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            before, to_answer = asked.split(one)
-            to_user = whole.split(two)[1].split(three)[0]
+            before, _ = asked.split(one)
+            said, _ = whole.split(two)
+            again, _ = whole.split(three)
         except Exception as error:  # templates are programs of other people: anything may be raised
             raise TrainingError(
                 f"The chat template of {target.name} cannot hold user, assistant, user: {error}"
             ) from error
         ids = lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))  # noqa: E731
+        question, answer, second = ids(before + one), ids(said + two), ids(again + three)
+        if ids(asked)[: len(question)] != question or second[: len(answer)] != answer:
+            raise TrainingError(
+                f"The tokenizer of {target.name} joins the end of a turn to what its chat template puts behind it, so"
+                " turns cannot be written one after the other; a corpus needs a template that ends them with a token of"
+                " their own."
+            )
+        before_user, to_user = _shared(ids(before), question), _shared(ids(again), second)[len(answer) :]
+        to_answer = ids(asked)[len(question) :]
         special = set(tokenizer.all_special_ids)
-        closing = {piece[0] for piece in (ids(to_answer), ids(to_user)) if piece and piece[0] in special}
+        closing = {piece[0] for piece in (to_answer, to_user) if piece and piece[0] in special}
         ends = frozenset(target.eos_ids | closing)
         if not ends:
             raise TrainingError(
                 f"Nothing ends a turn in the chat template of {target.name}: no special token and no EOS id."
             )
-        return cls(ids(before), ids(to_answer), ids(to_user), ends)
+        return cls(before_user, to_answer, to_user, ends, ((before, 0), (again, len(answer))))
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """The ids that both begin with."""
+    return tuple(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 # ------------------------------------------------------------------------------------------------------ cache
@@ -155,7 +175,7 @@ class _SlotCache(Cache):
 class _Turn:
     """A user turn to come: `opening` is given, `free` more tokens are the model's; then an answer of ≤ `answer`."""
 
-    opening: tuple[int, ...]
+    opening: str
     free: int
     answer: int
 
@@ -229,9 +249,6 @@ class Writer:
                 f"States at boundaries {unsupported} cannot be kept; give 0 … {target.num_layers - 1}, or -1."
             )
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.target.tokenizer.encode(text, add_special_tokens=False))
-
     def _begin(self, number: int) -> _Slot:
         random = np.random.default_rng([self.seed, number])
         temperature = _temperature(random)
@@ -239,7 +256,7 @@ class Writer:
         follow = None
         if self.prompts is not None:
             for text in self.prompts[number]:
-                turns.append(_Turn(self._encode(text.text), text.free, self.answer_tokens))
+                turns.append(_Turn(text.text, text.free, self.answer_tokens))
         else:
             weights = np.array([kind.weight for kind in self.kinds])
             kind = self.kinds[int(random.choice(len(self.kinds), p=weights / weights.sum()))]
@@ -247,7 +264,7 @@ class Writer:
             for turn in range(1 + int(random.random() < kind.more_turns)):
                 openings = kind.openings if turn == 0 else kind.later or kind.openings
                 opening = openings[int(random.integers(len(openings)))]
-                turns.append(_Turn(self._encode(opening), kind.free, min(kind.answer, self.answer_tokens)))
+                turns.append(_Turn(opening, kind.free, min(kind.answer, self.answer_tokens)))
         slot = _Slot(number, random, temperature, self.limit, turns, follow)
         self._open(slot)
         return slot
@@ -255,7 +272,7 @@ class Writer:
     def _open(self, slot: _Slot) -> None:
         """Start the slot's (next) conversation at its first user turn."""
         slot.tokens, slot.answer, slot.states, slot.read = [], [], [], 0
-        slot.forced = deque(self.template.before_user)
+        slot.forced = deque()
         self._user(slot)
 
     def _room(self, slot: _Slot) -> int:
@@ -263,10 +280,16 @@ class Writer:
         return slot.limit - len(slot.tokens) - len(slot.forced) - len(self.template.to_answer) - _ROOM
 
     def _user(self, slot: _Slot) -> None:
-        turn, room = slot.turns[0], self._room(slot)
-        opening = turn.opening[:room]
-        slot.forced.extend(opening)
-        slot.role, slot.left, slot.written = "user", min(turn.free, room - len(opening)), 0
+        turn, room, later = slot.turns[0], self._room(slot), bool(slot.tokens)
+        given = list(self.template.to_user if later else self.template.before_user)
+        if turn.opening:
+            text, said = self.template.behind[later]
+            given = self.target.tokenizer.encode(text + turn.opening, add_special_tokens=False)[said:]
+        if later and given[:1] == slot.tokens[-1:]:  # the answer brought its end token
+            given = given[1:]
+        given = given[:room]
+        slot.forced.extend(given)
+        slot.role, slot.left, slot.written = "user", min(turn.free, room - len(given)), 0
         if slot.left == 0:
             self._to_answer(slot)
 
@@ -280,10 +303,8 @@ class Writer:
             self._to_answer(slot)
             return False
         slot.turns.popleft()
-        piece = self.template.to_user
-        if not slot.turns or self._room(slot) < len(piece) + _ROOM:
+        if not slot.turns or self._room(slot) < len(self.template.to_user) + _ROOM:
             return True
-        slot.forced.extend(piece[1:] if slot.tokens[-1] == piece[0] else piece)
         self._user(slot)
         return False
 
@@ -298,7 +319,7 @@ class Writer:
         said = [t for t, mine in zip(slot.tokens, slot.answer, strict=True) if mine and t not in self.template.ends]
         quoted = self.target.tokenizer.decode(said).strip()
         before, after = kind.quoting[int(slot.random.integers(len(kind.quoting)))]
-        slot.turns = deque([_Turn(self._encode(before + quoted + after), kind.quoting_free, self.answer_tokens)])
+        slot.turns = deque([_Turn(before + quoted + after, kind.quoting_free, self.answer_tokens)])
         slot.temperature = _temperature(slot.random)
         self._open(slot)
         return False
