@@ -24,7 +24,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 import gradio as gr
 
 from eagle_core.drafters import METHODS
-from eagle_core.errors import EagleError
+from eagle_core.errors import EagleError, InvalidRequest
 from eagle_core.events import load_trace
 from eagle_core.pairs import PRESETS
 from viz.export import parts
@@ -497,10 +497,11 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
                 top_k: children of a node, nodes expanded on a level.
             """
             try:
+                if public:
+                    refuse_above(depth=(depth, depth_max), top_k=(top_k, top_k_max))
                 yield from ground.stream(
-                    prompt[:20000], method, min(max_new_tokens, limit_max), temperature, seed,
-                    min(total_token, 256), min(depth, depth_max), min(top_k, top_k_max),
-                )  # fmt: skip
+                    prompt[:20000], method, min(max_new_tokens, limit_max), temperature, seed, total_token, depth, top_k
+                )
             except EagleError as e:
                 raise gr.Error(str(e)) from e
 
@@ -508,6 +509,17 @@ def build(ground: Playground, total_token: int, public: bool) -> gr.Blocks:
         page.load(arrive, None, [prompt, system, *knobs.values(), language, stage], **quiet)
         page.unload(leave)
     return page
+
+
+def refuse_above(**knobs: tuple[int, int]) -> None:
+    """Refuse what a public page does not compute for strangers: name = (value, most).
+
+    Raises:
+        InvalidRequest: one is too large; names it.
+    """
+    for name, (value, most) in knobs.items():
+        if value > most:
+            raise InvalidRequest(f"{name} is {value}; this public page takes {most} at most")
 
 
 def _read(knob: Any, said: str | None) -> Any:

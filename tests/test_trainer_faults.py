@@ -220,7 +220,7 @@ def test_processes_wait_for_what_the_first_one_sees(
     monkeypatch.setattr(torch.distributed, "broadcast", lambda x, _: x.fill_(60))  # the first process sees 60
     monkeypatch.setattr(runs.time, "sleep", lambda _: grow(Corpus.open(corpus.folder), target, texts(10, 3)))
     run._begin_epoch()
-    assert run.at.counts == (60,) and run.library.counts() == [60]
+    assert run.at.counts == (60,) and run.texts.counts() == [60]
     monkeypatch.setattr(torch.distributed, "broadcast", lambda x, _: x.fill_(99))
     monkeypatch.setattr(runs, "_PATIENCE", -1.0)
     with pytest.raises(TrainingError, match="has 60 of 99 conversations"):
@@ -347,7 +347,7 @@ def test_soft_targets_are_the_targets_own_distribution(family: str, scale: float
     corpus = corpus_of(target, tmp_path / "corpus", tokens)
     for method in ("eagle2", "eagle3"):
         run = Run(recipe(method, draft_vocab=VOCAB), target, [corpus], tmp_path / method)
-        objective, batch = run.objective, run.library.batch([(0, 0)], 1).to(target.device)
+        objective, batch = run.objective, run.texts.batch([(0, 0)], 1).to(target.device)
         assert isinstance(objective, Objective)
         with torch.no_grad():
             own = target.model(torch.from_numpy(tokens[0])[None]).logits[0].softmax(-1)

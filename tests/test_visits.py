@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import app
 from eagle_core.errors import InvalidRequest
 from eagle_core.events import Step
 from tests import synthetic
@@ -168,6 +169,12 @@ def test_a_replay_speaks_the_language_of_the_page(ground: Playground, language: 
     visit = ground.visit("a")
     kept = ground.keep([visit.key, "replay", "first", 0, language])
     assert ('lang="zh-CN"' in kept["text"]) == (language == "zh")
+
+
+def test_a_public_page_refuses_larger_trees_by_name() -> None:
+    app.refuse_above(depth=(10, 10), top_k=(16, 16))
+    with pytest.raises(InvalidRequest, match="depth is 11; this public page takes 10"):
+        app.refuse_above(depth=(11, 10), top_k=(16, 16))
 
 
 def test_a_static_tree_that_is_no_list_is_refused() -> None:

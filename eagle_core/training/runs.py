@@ -203,10 +203,10 @@ class Run:
         self.accelerator = Accelerator(cpu=not cuda, mixed_precision="bf16" if cuda else "no", device_placement=False)
         self.main = self.accelerator.is_main_process
         self.workers = self.accelerator.num_processes
-        self.library = Library(corpora, wanted)
+        self.texts = Library(corpora, wanted)
         self.at = Progress()
         saved = self._read_checkpoint() if resume else None
-        frequencies = self.library.frequencies(target.vocab_size)
+        frequencies = self.texts.frequencies(target.vocab_size)
         if int(frequencies.sum()) == 0:
             raise TrainingError("The corpus holds no answers to learn from; write more of it.")
         if saved is not None:
@@ -228,8 +228,8 @@ class Run:
                 seed=recipe.seed, scale=law.scale,
             )  # fmt: skip
             if saved is None:
-                some = [key for key in self.library.split()[0] if self.library.length(key) > 3][:200]
-                regress(self.head, (self.library.batch([key], 1).to(target.device) for key in some))
+                some = [key for key in self.texts.split()[0] if self.texts.length(key) > 3][:200]
+                regress(self.head, (self.texts.batch([key], 1).to(target.device) for key in some))
         row_of = torch.full((target.vocab_size,), -1)
         row_of[ids] = torch.arange(len(ids))
         bias = getattr(target.lm_head, "bias", None)
@@ -279,7 +279,7 @@ class Run:
             **asdict(self.recipe),
             "target": self.target.name,
             "corpora": [
-                {"folder": c.folder.name, "conversations": len(c), "tokens": c.tokens} for c in self.library.corpora
+                {"folder": c.folder.name, "conversations": len(c), "tokens": c.tokens} for c in self.texts.corpora
             ],
             "coverage": round(self.coverage, 4),
             "parameters": sum(p.numel() for p in self.head.parameters()),
@@ -302,8 +302,8 @@ class Run:
         if not self.at.counts:
             self._begin_epoch()
         if not self.batches:
-            learn, _ = self.library.split(self.at.counts)
-            self.batches = _order(learn, self.library, self._shared_recipe(), self.at.epoch)
+            learn, _ = self.texts.split(self.at.counts)
+            self.batches = _order(learn, self.texts, self._shared_recipe(), self.at.epoch)
         if self.at.batch + per_update > len(self.batches):
             if len(self.batches) < per_update:
                 raise TrainingError(
@@ -315,7 +315,7 @@ class Run:
         keys = self.batches[self.at.batch + self.accelerator.process_index]
         name = (
             f"pass {self.at.epoch + 1}, batch {self.at.batch + 1}: conversations "
-            + ", ".join(f"{i} of {self.library.corpora[c].folder.name}" for c, i in keys[:6])
+            + ", ".join(f"{i} of {self.texts.corpora[c].folder.name}" for c, i in keys[:6])
             + (" …" if len(keys) > 6 else "")
         )
         self.at.batch += per_update
@@ -326,17 +326,17 @@ class Run:
 
     def _begin_epoch(self) -> None:
         """A pass over what the first process sees now; the others wait until they see it too."""
-        self.library.grown()
-        counts = torch.tensor(self.library.counts(), device=self.target.device)
+        self.texts.grown()
+        counts = torch.tensor(self.texts.counts(), device=self.target.device)
         if self.workers > 1:
             torch.distributed.broadcast(counts, 0)
         self.at.counts = tuple(counts.tolist())
         end = time.monotonic() + _PATIENCE
-        while short := self.library.lacks(self.at.counts):
+        while short := self.texts.lacks(self.at.counts):
             if time.monotonic() > end:
                 raise TrainingError(f"This process does not see all that the first one does: {short}.")
             time.sleep(0.2)
-            self.library.grown()
+            self.texts.grown()
         self.at.batch = 0
         self.batches = []
 
@@ -349,7 +349,7 @@ class Run:
         started = time.perf_counter()
         progress, recipe = self.progress(), self.recipe
         keys, name = self._next()
-        batch = self.library.batch(keys, recipe.row_tokens, name).to(self.target.device)
+        batch = self.texts.batch(keys, recipe.row_tokens, name).to(self.target.device)
         steps = recipe.chain_length(progress)
         noise = torch.Generator().manual_seed(
             (recipe.seed * 1_000_003 + self.at.update) * 64 + self.accelerator.process_index
@@ -431,7 +431,7 @@ class Run:
         if now["corpora"][: len(was["corpora"])] == was["corpora"]:  # further ones may follow
             was["corpora"] = now["corpora"]
         differing = [f"{key} was {was[key]!r} and is {now[key]!r}" for key in now if was[key] != now[key]]
-        if short := self.library.lacks(saved["progress"]["counts"]):
+        if short := self.texts.lacks(saved["progress"]["counts"]):
             differing.append(short)
         if differing:
             raise TrainingError(
@@ -443,8 +443,8 @@ class Run:
     def _bound(self) -> dict[str, Any]:
         """What the counters of a checkpoint, and the shape of its head, mean only together with."""
         kept = {key: getattr(self.recipe, key) for key in ("draft_vocab", "seed", "batch_tokens", "everywhere")}
-        corpora = [corpus.folder.resolve().name for corpus in self.library.corpora]
-        return {**kept, "capture": list(self.library.wanted), "workers": self.workers, "corpora": corpora}
+        corpora = [corpus.folder.resolve().name for corpus in self.texts.corpora]
+        return {**kept, "capture": list(self.texts.wanted), "workers": self.workers, "corpora": corpora}
 
     def _progress(self, saved: dict[str, Any]) -> Progress:
         """Where a checkpoint stands; at the start of a new pass where the text is not the one its pass went over."""
@@ -465,17 +465,17 @@ class Run:
     def held_out(self) -> list[tuple[Batch, Tensor, bool]]:
         """Held-out conversations with the target's argmax after each token; `greedy` says how they were answered."""
         if self._held is None:
-            _, keys = self.library.split()
+            _, keys = self.texts.split()
             keys = sorted(keys, key=lambda key: (key[1], key[0]))
             held, tokens = [], 0
             for key in keys:
                 if tokens >= self.recipe.held_out:
                     break
-                batch = self.library.batch([key], 1).to(self.target.device)
+                batch = self.texts.batch([key], 1).to(self.target.device)
                 tokens += batch.tokens.shape[1]
                 with torch.no_grad():
                     best = self.target.lm_head(batch.final[0].to(self.target.dtype)).argmax(-1).to(self.target.device)
-                held.append((batch, best, self.library.temperature(key) == 0))
+                held.append((batch, best, self.texts.temperature(key) == 0))
             self._held = held
         return self._held
 
